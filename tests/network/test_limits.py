@@ -301,7 +301,7 @@ async def test_registrations_have_a_bound_in_bytes(tmp_path: Path) -> None:
         assert max(sizes) < 60_000
         assert [answer.code for answer in answers] == [0, 0, 1, 1, 1]
         assert "registrationBytesMax" in (answers[-1].remark or "")
-        assert here.server.table.census(0.0).held_bytes <= 4 * MIB
+        assert here.server.table.stats(0.0).registration_bytes <= 4 * MIB
 
 
 async def test_a_key_value_table_has_a_bound(tmp_path: Path) -> None:

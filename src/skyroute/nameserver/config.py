@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from skyroute.nameserver.journal.recorder import QUEUE_BYTES_MAX, JournalLimits
-from skyroute.nameserver.persistence import MemorySettings, WarmRestart
+from skyroute.nameserver.persistence import PersistenceSettings, WarmRestart
 from skyroute.routing.table import REGISTRATION_BYTES_MAX
 from skyroute.settings.config import ServerConfig, home_folder
 from skyroute.settings.errors import ConfigError
@@ -84,7 +84,7 @@ class NameServerConfig(ServerConfig):
         return float(self.wait_seconds_for_service)
 
     @property
-    def memory(self) -> MemorySettings | None:
+    def memory(self) -> PersistenceSettings | None:
         """What is kept over a restart; None for nothing.
 
         Nobody finds a server again that takes any free port: it keeps something only if it is told where.
@@ -106,7 +106,7 @@ class NameServerConfig(ServerConfig):
             age_s_max=float(self.snapshot_max_age_seconds),
             lease_s=float(self.warm_restart_lease_seconds),
         )
-        return MemorySettings(
+        return PersistenceSettings(
             path=Path(self.memory_path) if self.memory_path else beside,
             journal=journal if self.journal_enable else None,
             warm_restart=warm_restart if self.warm_restart_enable else None,

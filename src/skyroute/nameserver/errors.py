@@ -11,11 +11,11 @@ class SnapshotError(SkyrouteError):
     """A snapshot of the route table cannot be used; the text says why."""
 
 
-class MemoryFolderError(SkyrouteError):
+class StateFolderError(SkyrouteError):
     """The folder of journal and snapshot cannot be used; the text says why."""
 
 
-class FolderInUseError(MemoryFolderError):
+class FolderInUseError(StateFolderError):
     """Another name server keeps its journal and snapshot in the same folder."""
 
 

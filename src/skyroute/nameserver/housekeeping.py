@@ -67,8 +67,8 @@ class LeaseScan:
     def _close_silent(self, events: Iterable[RouteEvent]) -> None:
         for event in events:
             # A container's brokers share a connection: the silence of one must not cut off the others.
-            if isinstance(event, BrokerLeft) and event.holder_is_idle:
-                self.close_connection(event.holder)
+            if isinstance(event, BrokerLeft) and event.connection_is_unused:
+                self.close_connection(event.connection)
 
     async def run(self) -> None:
         while True:

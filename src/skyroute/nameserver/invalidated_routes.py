@@ -20,15 +20,15 @@ from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.fields import is_name
 
 COPIED_MAX: Final = 10_000
-"""Maximum number of touched topics that are copied into one set, without duplicates."""
+"""Maximum number of invalidated topics that are copied into one set, without duplicates."""
 
 
-class Touched(NamedTuple):
-    """Topics and broker groups that changes touched."""
+class Invalidated(NamedTuple):
+    """Topics and broker groups that changes invalidated."""
 
     topics: Collection[str]
     groups: Collection[str]
-    """Names of broker groups: every topic they serve is touched."""
+    """Names of broker groups: every topic they serve is invalidated."""
 
 
 class ManyTopics(Collection[str]):
@@ -50,8 +50,8 @@ class ManyTopics(Collection[str]):
         return sum(map(len, self._parts))
 
 
-def touched_by(changes: Iterable[Change]) -> Touched:
-    """Return the topics and broker groups whose routes the changes touched."""
+def invalidated_by(changes: Iterable[Change]) -> Invalidated:
+    """Return the topics and broker groups whose routes the changes invalidated."""
     topics: list[Collection[str]] = []
     groups: set[str] = set()
     for change in changes:
@@ -70,12 +70,12 @@ def touched_by(changes: Iterable[Change]) -> Touched:
                 topics.append((change.key,))
             case _:  # whether brokers were heard from, who has the smallest id, and what a server says of itself
                 continue
-    return Touched(_together(topics), groups)
+    return Invalidated(_together(topics), groups)
 
 
-def touched_topics(table: RouteTable, touched: Touched) -> Collection[str]:
-    """Return every topic whose route was touched. The table is as it is after the changes."""
-    return _together([touched.topics, *map(table.topics_of, touched.groups)])
+def invalidated_topics(table: RouteTable, invalidated: Invalidated) -> Collection[str]:
+    """Return every topic whose route was invalidated. The table is as it is after the changes."""
+    return _together([invalidated.topics, *map(table.topics_of, invalidated.groups)])
 
 
 def _together(parts: Sequence[Collection[str]]) -> Collection[str]:

@@ -82,19 +82,19 @@ class NameServerMetrics:
         yield _gauge("unsent_bytes", "Answers that peers are slow to take", server.unsent_bytes)
 
     def _route_table(self) -> Iterator[Metric]:
-        census = self.table.census(self.clock.monotonic())
-        yield _gauge("clusters", "Clusters", census.clusters)
-        yield _gauge("broker_groups", "Names of brokers; a master and its slaves have one", census.groups)
-        yield _gauge("brokers", "Brokers", census.brokers)
-        yield _gauge("brokers_unconfirmed", "Brokers restored after a restart and not heard from", census.unconfirmed)
-        yield _gauge("brokers_held", "Brokers that the mass expiry guard holds now", census.held)
-        yield _gauge("topics", "Topics", census.topics)
-        yield _gauge("topic_entries", "Pairs of a broker group and a topic", census.topic_entries)
-        yield _gauge("registration_bytes", "Approximate memory of registrations in bytes", census.held_bytes)
+        stats = self.table.stats(self.clock.monotonic())
+        yield _gauge("clusters", "Clusters", stats.clusters)
+        yield _gauge("broker_groups", "Names of brokers; a master and its slaves have one", stats.groups)
+        yield _gauge("brokers", "Brokers", stats.brokers)
+        yield _gauge("brokers_unconfirmed", "Brokers restored after a restart and not heard from", stats.unconfirmed)
+        yield _gauge("brokers_held", "Brokers that the mass expiry guard holds now", stats.held)
+        yield _gauge("topics", "Topics", stats.topics)
+        yield _gauge("topic_entries", "Pairs of a broker group and a topic", stats.topic_entries)
+        yield _gauge("registration_bytes", "Approximate memory of registrations in bytes", stats.registration_bytes)
         yield _gauge("kv_entries", "Entries of the key-value table", self.kv.entry_count)
-        if census.brokers:
-            yield _gauge("lease_age_max_seconds", "Age of the lease that was renewed first", census.age_s)
-            yield _gauge("lease_left_min_seconds", "Rest of the lease that ends first", census.left_s)
+        if stats.brokers:
+            yield _gauge("lease_age_max_seconds", "Age of the lease that was renewed first", stats.age_s)
+            yield _gauge("lease_left_min_seconds", "Rest of the lease that ends first", stats.left_s)
 
     def _changes(self) -> Iterator[Metric]:
         events = CounterMetricFamily(

@@ -15,14 +15,14 @@ from typing import Final
 
 from skyroute.clock import Clock
 from skyroute.files.errors import FileWriteError
-from skyroute.nameserver.errors import FolderInUseError, MemoryFolderError, SnapshotError
+from skyroute.nameserver.errors import FolderInUseError, SnapshotError, StateFolderError
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
 from skyroute.nameserver.server_events import Change, ServerStarted, ServerStopped
-from skyroute.nameserver.snapshot import Header, decode_snapshot, encode_snapshot, write_snapshot
+from skyroute.nameserver.snapshot_file import Header, decode_snapshot, encode_snapshot, write_snapshot
 from skyroute.nameserver.state_folder import StateFolder, take_folder
-from skyroute.routing.errors import ImageError, TableFullError
+from skyroute.routing.errors import InvalidSnapshotError, TableFullError
 from skyroute.routing.events import RouteEvent
-from skyroute.routing.image import TableImage
+from skyroute.routing.snapshot import TableSnapshot
 from skyroute.routing.table import RouteTable
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class WarmRestart:
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySettings:
+class PersistenceSettings:
     """What is remembered, and where."""
 
     path: Path
@@ -59,7 +59,7 @@ class MemorySettings:
 class Persistence:
     """One name server's journal and snapshot. All methods belong to the loop; `keep` and `close` write in a thread."""
 
-    def __init__(self, settings: MemorySettings, folder: StateFolder, clock: Clock) -> None:
+    def __init__(self, settings: PersistenceSettings, folder: StateFolder, clock: Clock) -> None:
         self.folder = folder
         self.journal: Journal | None = None
         self._settings = settings
@@ -78,7 +78,7 @@ class Persistence:
         self._writing = threading.Lock()
 
     @classmethod
-    def open(cls, settings: MemorySettings, clock: Clock, table: RouteTable, address: str) -> "Persistence | None":
+    def open(cls, settings: PersistenceSettings, clock: Clock, table: RouteTable, address: str) -> "Persistence | None":
         """Fill the table with what was known, and begin to record. None: the folder cannot be used.
 
         Raises:
@@ -88,7 +88,7 @@ class Persistence:
             memory = cls(settings, take_folder(settings.path), clock)
         except FolderInUseError:
             raise
-        except MemoryFolderError as error:
+        except StateFolderError as error:
             log.warning("no journal and no warm restart reason=%s", error)
             return None
         events, sequence = memory._restore(table)
@@ -117,13 +117,13 @@ class Persistence:
             events = table.restore(image, lease_s=warm.lease_s, now=self._clock.monotonic())
         except FileNotFoundError:
             return (), 0
-        except (OSError, SnapshotError, ImageError, TableFullError) as error:
+        except (OSError, SnapshotError, InvalidSnapshotError, TableFullError) as error:
             log.warning("snapshot not used, this is a cold start file=%s reason=%s", path, error)
             return (), 0
         log.info("routes restored file=%s %r", path, table)
         return events, header.sequence
 
-    def _read_snapshot(self, age_s_max: float) -> tuple[Header, TableImage]:
+    def _read_snapshot(self, age_s_max: float) -> tuple[Header, TableSnapshot]:
         path = self.folder.snapshot
         # A clock that stepped back makes a file from the future: that says nothing of its age.
         age_s = self._clock.wall() - path.stat().st_mtime
@@ -159,7 +159,7 @@ class Persistence:
         if self._is_kept(table):
             await asyncio.to_thread(self._touch)
             return
-        changes, image = self._changes, table.image(self._clock.monotonic())
+        changes, image = self._changes, table.snapshot(self._clock.monotonic())
         if await asyncio.to_thread(self._write, image, self._sequence, self._wall_ms):
             self._changes_kept = changes
             self.snapshots += 1
@@ -182,7 +182,7 @@ class Persistence:
             self._complain(error)
             self._changes_kept = -1
 
-    def _write(self, image: TableImage, sequence: int, wall_ms: int, *, is_last: bool = False) -> bool:
+    def _write(self, image: TableSnapshot, sequence: int, wall_ms: int, *, is_last: bool = False) -> bool:
         try:
             lines = encode_snapshot(image, server_id=self.folder.server_id, sequence=sequence, wall_ms=wall_ms)
             # A thread goes on when its task is cancelled: the last snapshot waits for it, and is not overwritten.
@@ -203,13 +203,13 @@ class Persistence:
 
     # The end
 
-    def stop_recording(self, table: RouteTable) -> TableImage:
+    def stop_recording(self, table: RouteTable) -> TableSnapshot:
         """Record that the server stops, while its brokers are still there. Give what is returned to `close`."""
         self.record([ServerStopped()])
         self._stopping = True
-        return table.image(self._clock.monotonic())
+        return table.snapshot(self._clock.monotonic())
 
-    async def close(self, image: TableImage | None = None) -> None:
+    async def close(self, image: TableSnapshot | None = None) -> None:
         """Write the last snapshot, if there is one to write, and what the journal still has to."""
         self._stopping = True
         try:

@@ -18,7 +18,7 @@ from skyroute.nameserver.handlers.kv import KvHandlers
 from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.handlers.watch import WatchHandlers
 from skyroute.nameserver.housekeeping import LeaseScan, print_kv
-from skyroute.nameserver.invalidated_routes import touched_by, touched_topics
+from skyroute.nameserver.invalidated_routes import invalidated_by, invalidated_topics
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.notify import Notifier
 from skyroute.nameserver.persistence import Persistence
@@ -286,17 +286,17 @@ class NameServer:
             log.info("warm restart over unconfirmed_answers=%d", self._routes.unconfirmed_answers)
 
     def _record(self, changes: Collection[Change]) -> None:
-        touched = touched_by(changes)
-        self._routes.forget(*touched)
+        invalidated = invalidated_by(changes)
+        self._routes.forget(*invalidated)
         if self._watches is not None:
-            self._watches.note(touched_topics(self.table, touched), int(self.clock.wall() * 1000))
+            self._watches.note(invalidated_topics(self.table, invalidated), int(self.clock.wall() * 1000))
         if self._memory is not None:
             self._memory.record(changes)
 
     def _on_disconnect(self, connection: int) -> None:
         if self._watches is not None:
             self._watches.drop(connection)
-        self._publish(self.table.drop_holder(connection))
+        self._publish(self.table.drop_connection(connection))
 
     def _on_config_changed(self) -> None:
         self._routes.forget_all()

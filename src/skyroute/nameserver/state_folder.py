@@ -20,7 +20,7 @@ import msgspec
 
 from skyroute.files.errors import FileWriteError
 from skyroute.files.replace import replace_file
-from skyroute.nameserver.errors import FolderInUseError, MemoryFolderError
+from skyroute.nameserver.errors import FolderInUseError, StateFolderError
 
 log = logging.getLogger(__name__)
 
@@ -62,13 +62,13 @@ def take_folder(path: Path) -> StateFolder:
 
     Raises:
         FolderInUseError: Another name server has it.
-        MemoryFolderError: It cannot be written.
+        StateFolderError: It cannot be written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise MemoryFolderError(f"cannot write {path}: {error.strerror}") from error
+        raise StateFolderError(f"cannot write {path}: {error.strerror}") from error
     try:
         _lock(lock, path)
         return StateFolder(path, _identity(path / _IDENTITY_NAME), lock)
@@ -86,12 +86,12 @@ def _lock(lock: int, path: Path) -> None:
             f"{path} is in use by another name server (process {owner}): give each a memoryPath of its own"
         ) from error
     except OSError as error:
-        raise MemoryFolderError(f"cannot lock {path / _LOCK_NAME}: {error.strerror}") from error
+        raise StateFolderError(f"cannot lock {path / _LOCK_NAME}: {error.strerror}") from error
     try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     except OSError as error:
-        raise MemoryFolderError(f"cannot write {path / _LOCK_NAME}: {error.strerror}") from error
+        raise StateFolderError(f"cannot write {path / _LOCK_NAME}: {error.strerror}") from error
 
 
 def _identity(path: Path) -> str:
@@ -105,5 +105,5 @@ def _identity(path: Path) -> str:
     try:
         replace_file(path, msgspec.json.encode(_Identity(made)), keep_backup=False)
     except FileWriteError as error:
-        raise MemoryFolderError(str(error)) from error
+        raise StateFolderError(str(error)) from error
     return made

@@ -23,5 +23,5 @@ class TableFullError(RegistrationRefusedError):
     """The table has reached one of its bounds."""
 
 
-class ImageError(SkyrouteError):
+class InvalidSnapshotError(SkyrouteError):
     """What was kept from before a restart is not the image of a route table."""

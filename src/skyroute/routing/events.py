@@ -52,7 +52,7 @@ class BrokerJoined:
     ha_address: str | None
     version: DataVersion
     lease_s: float
-    holder: int
+    connection: int
     cause: Cause = Cause.REGISTERED
 
 
@@ -66,10 +66,10 @@ class BrokerLeft:
     address: str
     cause: Cause
     version: DataVersion
-    holder: int
+    connection: int
     """Who held the lease; when it expired, the caller may close that connection."""
-    holder_is_idle: bool
-    """No other broker is left that speaks through the same holder."""
+    connection_is_unused: bool
+    """No other broker is left that speaks through the same connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class BrokerConfirmed:
     broker_id: int
     address: str
     version: DataVersion
-    holder: int
+    connection: int
     cause: Cause
 
 

@@ -7,16 +7,16 @@ and these are compared again.
 from collections.abc import Collection, Iterable
 from sys import intern
 
-from skyroute.routing.claims import Claim
-from skyroute.routing.groups import Group, QueueDelta
-from skyroute.routing.held_bytes import topic_bytes
+from skyroute.routing.group_state import GroupState, QueueDelta
+from skyroute.routing.memory_estimate import topic_bytes
+from skyroute.routing.registration_check import RegistrationCheck
 from skyroute.routing.topology import QueueSettings
 
 
 class Preparation:
     """What a registration changes in its group, and the group's queues as they will be."""
 
-    def __init__(self, claim: Claim, known: Group | None, *, delete_missing: bool) -> None:
+    def __init__(self, claim: RegistrationCheck, known: GroupState | None, *, delete_missing: bool) -> None:
         self.registration = claim.registration
         self.table = claim.table
         self._known = known
@@ -47,7 +47,7 @@ class Preparation:
         """Approximate growth of the table by topics, in bytes."""
         return self._growth_bytes
 
-    def fits(self, claim: Claim, known: Group | None) -> bool:
+    def fits(self, claim: RegistrationCheck, known: GroupState | None) -> bool:
         """Whether this is what the registration changes now, once `edited` topics have been compared again."""
         return (
             known is self._known
@@ -97,7 +97,7 @@ class Preparation:
             self.compare_missing(topics)
         return self.compare([topic for topic in topics if topic in self.table.topics])
 
-    def delta(self, group: Group) -> QueueDelta:
+    def delta(self, group: GroupState) -> QueueDelta:
         """What the registration changes in its group."""
         restored = group.restored_by(self.table, whole=self._whole)
         mappings = group.remapped_by(self.table, self.removed, whole=self._whole)

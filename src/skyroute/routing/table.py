@@ -16,16 +16,16 @@ from sys import intern
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from skyroute.routing import reports
-from skyroute.routing.claims import Claim, find_claim
+from skyroute.routing import event_builders
 from skyroute.routing.errors import TableFullError
 from skyroute.routing.events import BrokerLeft, Cause, FilterServersChanged, MappingsChanged, RouteEvent, TopicsChanged
-from skyroute.routing.groups import Group, Member, QueueDelta
-from skyroute.routing.held_bytes import MEMBER_BYTES, server_bytes
-from skyroute.routing.image import GroupImage, TableImage, image_of
-from skyroute.routing.leases import NOBODY, Leases
+from skyroute.routing.group_state import GroupMember, GroupState, QueueDelta
+from skyroute.routing.leases import NO_CONNECTION, Leases
+from skyroute.routing.memory_estimate import MEMBER_BYTES, server_bytes
 from skyroute.routing.preparation import Preparation
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome
+from skyroute.routing.registration_check import RegistrationCheck, check_registration
+from skyroute.routing.snapshot import GroupSnapshot, TableSnapshot, snapshot_of
 from skyroute.routing.topic_index import TopicIndex
 from skyroute.routing.topology import BrokerGroup, BrokerKey, QueueSettings, StaticMapping
 
@@ -35,12 +35,12 @@ BROKERS_MAX: Final = 20_000
 TOPIC_ENTRIES_MAX: Final = 10_000_000
 """Bound on pairs of a broker group and a topic it serves."""
 REGISTRATION_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Maximum memory of all registrations by `held_bytes`: 4.8 million pairs with names of 30 characters."""
+"""Maximum memory of all registrations by `registration_bytes`: 4.8 million pairs with names of 30 characters."""
 TOPICS_A_STEP: Final = 5_000
 """Topics that are compared, listed or removed in one step: a few milliseconds. A change of more takes several."""
 
 
-class Census(NamedTuple):
+class TableStats(NamedTuple):
     """How much there is in a table."""
 
     clusters: int
@@ -52,7 +52,7 @@ class Census(NamedTuple):
     """Brokers whose leases have run out and were lengthened."""
     topics: int
     topic_entries: int
-    held_bytes: int
+    registration_bytes: int
     """Approximate memory of all registrations, bounded by `registrationBytesMax`."""
     age_s: float
     """How long ago the lease was renewed that was not for the longest time."""
@@ -83,7 +83,7 @@ class RouteTable:
         self._brokers_max = brokers_max
         self._topic_entries_max = topic_entries_max
         self._registration_bytes_max = registration_bytes_max
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, GroupState] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._leases = Leases()
         self._index = TopicIndex()
@@ -93,12 +93,12 @@ class RouteTable:
         """Group names with topics that the index may list for them by mistake."""
         self._tickets = 0
         self._topic_entries = 0
-        self._held_bytes = 0
+        self._registration_bytes = 0
 
     def __repr__(self) -> str:
         return (
             f"<RouteTable clusters={len(self._clusters)} groups={len(self._groups)} brokers={len(self._leases)}"
-            f" holders={self._leases.holder_count} topics={len(self._index)} topic_entries={self._topic_entries}>"
+            f" connections={self._leases.connection_count} topics={len(self._index)} topic_entries={self._topic_entries}>"
         )
 
     # What is there.
@@ -193,7 +193,7 @@ class RouteTable:
         """How many brokers were restored after a restart and have not been heard from yet."""
         return self._leases.unconfirmed_count
 
-    def census(self, now: float) -> Census:
+    def stats(self, now: float) -> TableStats:
         """Count what is there. Every lease is looked at: it is for those who watch, and not for every request."""
         age_s = left_s = 0.0
         held = 0
@@ -202,7 +202,7 @@ class RouteTable:
             age_s = max(age_s, member.lease_s - remaining_s)
             left_s = min(left_s, remaining_s) if at else remaining_s
             held += member.held
-        return Census(
+        return TableStats(
             clusters=len(self._clusters),
             groups=len(self._groups),
             brokers=len(self._leases),
@@ -210,7 +210,7 @@ class RouteTable:
             held=held,
             topics=len(self._index),
             topic_entries=self._topic_entries,
-            held_bytes=self._held_bytes,
+            registration_bytes=self._registration_bytes,
             age_s=age_s,
             left_s=left_s,
         )
@@ -220,9 +220,9 @@ class RouteTable:
         group = self._groups.get(broker_name)
         return group is not None and not all(member.confirmed for member in group.members.values())
 
-    def image(self, now: float) -> TableImage:
+    def snapshot(self, now: float) -> TableSnapshot:
         """All that is kept over a restart, as a value."""
-        return image_of(self._groups.values(), now)
+        return snapshot_of(self._groups.values(), now)
 
     def version_of(self, key: BrokerKey) -> DataVersion | None:
         """The edition of a broker's topic table that is known here."""
@@ -273,14 +273,14 @@ class RouteTable:
         """
         name, table = registration.broker_name, registration.table
         while table is not None and self.is_long(name, len(table.topics), delete_missing_topics=delete_missing_topics):
-            claim = find_claim(self._groups, self._leases, registration, table)
+            claim = check_registration(self._groups, self._leases, registration, table)
             if not claim.speaks_for_group:
                 return None
             preparation = Preparation(claim, self._groups.get(name), delete_missing=delete_missing_topics)
             self._preparations.setdefault(name, []).append(preparation)
             try:
                 yield from self._fill(preparation)
-                if self._fits(preparation, find_claim(self._groups, self._leases, registration, table)):
+                if self._fits(preparation, check_registration(self._groups, self._leases, registration, table)):
                     return preparation
             except BaseException:
                 self.discard(preparation)
@@ -298,7 +298,7 @@ class RouteTable:
         for part in _parts(topics):
             preparation.compare(part)
             yield
-        self._check_room(brokers=0, topic_entries=preparation.growth, held_bytes=preparation.growth_bytes)
+        self._check_room(brokers=0, topic_entries=preparation.growth, registration_bytes=preparation.growth_bytes)
         for part in _parts(list(preparation.added)):
             self._index.add(part, name)
             yield
@@ -311,7 +311,7 @@ class RouteTable:
         self._index.add(preparation.compare_again(edited), name)
         edited.clear()
 
-    def _fits(self, preparation: Preparation, claim: Claim) -> bool:
+    def _fits(self, preparation: Preparation, claim: RegistrationCheck) -> bool:
         return preparation.fits(claim, self._groups.get(preparation.broker_name))
 
     def discard(self, preparation: Preparation) -> None:
@@ -327,7 +327,7 @@ class RouteTable:
         self,
         registration: Registration,
         *,
-        holder: int,
+        connection: int,
         now: float,
         delete_missing_topics: bool = False,
         preparation: Preparation | None = None,
@@ -337,7 +337,7 @@ class RouteTable:
 
         Args:
             registration: What it says. Without a table, `remembers` must have said that its body is known.
-            holder: Who speaks for it; the broker leaves with its holder.
+            connection: Who speaks for it; the broker leaves with its connection.
             now: Monotonic seconds.
             delete_missing_topics: A topic the broker no longer names is gone, unless the broker has static topics.
             preparation: Result of `prepare`, without other changes since.
@@ -350,13 +350,13 @@ class RouteTable:
         ticket = self.take_ticket() if ticket is None else ticket
         table = registration.table
         if table is None:
-            return self._register_unchanged(registration, holder=holder, now=now, ticket=ticket)
+            return self._register_unchanged(registration, connection=connection, now=now, ticket=ticket)
         try:
-            claim = find_claim(self._groups, self._leases, registration, table)
+            claim = check_registration(self._groups, self._leases, registration, table)
             if claim.is_superseded:
                 return RegistrationOutcome(superseded=True)
             claim.refuse_partial()
-            if claim.is_late(ticket) or claim.is_overtaken(holder):
+            if claim.is_late(ticket) or claim.is_overtaken(connection):
                 if claim.own is not None:
                     claim.own.renew(now)
                 return RegistrationOutcome(overtaken=True)
@@ -368,9 +368,9 @@ class RouteTable:
             self._check_room(
                 brokers=int(claim.is_newcomer),
                 topic_entries=delta.growth,
-                held_bytes=delta.growth_bytes + MEMBER_BYTES * claim.is_newcomer + claim.server_growth_bytes,
+                registration_bytes=delta.growth_bytes + MEMBER_BYTES * claim.is_newcomer + claim.server_growth_bytes,
             )
-            outcome = self._admit(claim, delta, holder=holder, now=now, ticket=ticket, queues=queues)
+            outcome = self._admit(claim, delta, connection=connection, now=now, ticket=ticket, queues=queues)
             if preparation is not None:
                 preparation.is_applied = queues is not None
             return outcome
@@ -390,7 +390,7 @@ class RouteTable:
         self._check_room(
             brokers=0,
             topic_entries=sum(delta.growth for delta in deltas.values()),
-            held_bytes=sum(delta.growth_bytes for delta in deltas.values()),
+            registration_bytes=sum(delta.growth_bytes for delta in deltas.values()),
         )
         events: list[RouteEvent] = []
         for name, delta in deltas.items():
@@ -398,29 +398,33 @@ class RouteTable:
             events += self._apply(self._groups[name], delta, Cause.TOPIC_REGISTERED)
         return tuple(events)
 
-    def renew(self, key: BrokerKey, *, holder: int, now: float) -> tuple[RouteEvent, ...] | None:
+    def renew(self, key: BrokerKey, *, connection: int, now: float) -> tuple[RouteEvent, ...] | None:
         """Believe a broker for another lease. None: it is not known here.
 
-        `holder` counts only for a restored broker, which speaks through nobody yet.
+        `connection` counts only for a restored broker, which speaks through nobody yet.
         """
         member = self._leases.find(key)
         if member is None:
             return None
         member.renew(now)
-        return () if member.confirmed else tuple(self._confirm(member, Cause.HEARTBEAT, holder=holder))
+        return () if member.confirmed else tuple(self._confirm(member, Cause.HEARTBEAT, connection=connection))
 
-    def restore(self, image: TableImage, *, lease_s: float, now: float) -> tuple[RouteEvent, ...]:
+    def restore(self, image: TableSnapshot, *, lease_s: float, now: float) -> tuple[RouteEvent, ...]:
         """Fill an empty table with what was known before a restart.
 
         Nobody speaks for these brokers until they are heard from, and they are believed for `lease_s` at most.
 
         Raises:
-            ImageError: It is not the image of a table; nothing was changed.
+            InvalidSnapshotError: It is not the image of a table; nothing was changed.
             TableFullError: The table has no room for it; nothing was changed.
         """
         assert not self._groups, "only an empty table is restored"
         image.check()
-        self._check_room(brokers=image.broker_count, topic_entries=image.topic_entry_count, held_bytes=image.held_bytes)
+        self._check_room(
+            brokers=image.broker_count,
+            topic_entries=image.topic_entry_count,
+            registration_bytes=image.registration_bytes,
+        )
         return tuple(event for saved in image.groups for event in self._restore_group(saved, now, lease_s))
 
     # Brokers and topics go.
@@ -432,9 +436,9 @@ class RouteTable:
             return ()
         return tuple(self._leave([member], Cause.UNREGISTERED))
 
-    def drop_holder(self, holder: int) -> tuple[RouteEvent, ...]:
-        """Let every broker go that speaks through this holder."""
-        return tuple(self._leave(self._leases.held_by(holder), Cause.CONNECTION_CLOSED))
+    def drop_connection(self, connection: int) -> tuple[RouteEvent, ...]:
+        """Let every broker go that speaks through this connection."""
+        return tuple(self._leave(self._leases.on_connection(connection), Cause.CONNECTION_CLOSED))
 
     def evict_expired(self, now: float) -> tuple[RouteEvent, ...]:
         """Let every broker go whose lease has run out."""
@@ -454,7 +458,7 @@ class RouteTable:
         for member in held:
             member.renew(now)
             member.held = True
-        return tuple(map(reports.lease_held, held))
+        return tuple(map(event_builders.lease_held, held))
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> tuple[RouteEvent, ...]:
         """Forget a topic, in one cluster or everywhere. A broker that still has it brings it back by registering."""
@@ -498,7 +502,9 @@ class RouteTable:
             return 0, ()
         forbidden = frozenset(group.writable() - group.forbidden)
         group.forbidden |= forbidden
-        return len(group.queues), tuple(reports.writes_changed(group, Cause.WRITES_FORBIDDEN, forbidden=forbidden))
+        return len(group.queues), tuple(
+            event_builders.writes_changed(group, Cause.WRITES_FORBIDDEN, forbidden=forbidden)
+        )
 
     def restore_writes(self, broker_name: str) -> tuple[int, tuple[RouteEvent, ...]]:
         """Give a group's topics back the permission its broker registered. Returns how many topics it has."""
@@ -507,11 +513,11 @@ class RouteTable:
             return 0, ()
         restored = frozenset(group.forbidden)
         group.forbidden.clear()
-        return len(group.queues), tuple(reports.writes_changed(group, Cause.WRITES_RESTORED, restored=restored))
+        return len(group.queues), tuple(event_builders.writes_changed(group, Cause.WRITES_RESTORED, restored=restored))
 
     # How it is done.
 
-    def _check_room(self, *, brokers: int, topic_entries: int, held_bytes: int) -> None:
+    def _check_room(self, *, brokers: int, topic_entries: int, registration_bytes: int) -> None:
         if brokers > 0 and len(self._leases) + brokers > self._brokers_max:
             raise TableFullError(f"the table is full: it holds {len(self._leases)} brokers (brokersMax)")
         if topic_entries > 0 and self._topic_entries + topic_entries > self._topic_entries_max:
@@ -519,14 +525,14 @@ class RouteTable:
                 f"the table is full: {self._topic_entries} topic entries and {topic_entries} new ones are more than"
                 f" {self._topic_entries_max} (topicEntriesMax)"
             )
-        if held_bytes > 0 and self._held_bytes + held_bytes > self._registration_bytes_max:
+        if registration_bytes > 0 and self._registration_bytes + registration_bytes > self._registration_bytes_max:
             raise TableFullError(
-                f"the table is full: {self._held_bytes} bytes of registrations and {held_bytes} new ones are more than"
+                f"the table is full: {self._registration_bytes} bytes of registrations and {registration_bytes} new ones are more than"
                 f" {self._registration_bytes_max} (registrationBytesMax)"
             )
 
     def _register_unchanged(
-        self, registration: Registration, *, holder: int, now: float, ticket: int
+        self, registration: Registration, *, connection: int, now: float, ticket: int
     ) -> RegistrationOutcome:
         member = self._leases.find(registration.key)
         if member is None or not self.remembers(registration):
@@ -540,13 +546,13 @@ class RouteTable:
         member.ticket = ticket
         events = [
             *self._place(member.group, registration),
-            *self._refresh(member, registration, member.version, holder=holder, now=now),
+            *self._refresh(member, registration, member.version, connection=connection, now=now),
         ]
         return _outcome(member, events)
 
-    def _restore_group(self, saved: GroupImage, now: float, lease_s: float) -> Iterator[RouteEvent]:
-        group, cause = Group(saved.name, saved.cluster), Cause.RESTORED
-        yield from reports.group_placed(
+    def _restore_group(self, saved: GroupSnapshot, now: float, lease_s: float) -> Iterator[RouteEvent]:
+        group, cause = GroupState(saved.name, saved.cluster), Cause.RESTORED
+        yield from event_builders.group_placed(
             group, saved.cluster, saved.zone, acting_master=saved.acting_master, is_new=True, cause=cause
         )
         group.zone, group.acting_master = saved.zone, saved.acting_master
@@ -554,7 +560,7 @@ class RouteTable:
         self._clusters.setdefault(group.cluster, {})[group.name] = None
         for known in saved.members:
             left_s = lease_s if known.left_s is None else known.left_s
-            member = Member(
+            member = GroupMember(
                 group=group,
                 broker_id=known.broker_id,
                 address=known.address,
@@ -562,7 +568,7 @@ class RouteTable:
                 version=known.version,
                 lease_s=known.lease_s,
                 expires_at=now + min(lease_s, known.lease_s, left_s),
-                holder=NOBODY,
+                connection=NO_CONNECTION,
                 knows_acting=known.knows_acting,
                 filter_servers=known.filter_servers,
                 confirmed=False,
@@ -570,32 +576,32 @@ class RouteTable:
             )
             group.members[member.broker_id] = member
             self._leases.add(member)
-            self._held_bytes += MEMBER_BYTES + server_bytes(member.filter_servers)
-            yield reports.broker_joined(member, cause)
+            self._registration_bytes += MEMBER_BYTES + server_bytes(member.filter_servers)
+            yield event_builders.broker_joined(member, cause)
         mappings = {topic: (None, mapping) for topic, mapping in saved.mappings.items()}
         yield from self._apply(group, QueueDelta(added=saved.queues, mappings=mappings), cause)
         group.forbidden = set(saved.forbidden)
-        yield from reports.writes_changed(group, cause, forbidden=saved.forbidden)
+        yield from event_builders.writes_changed(group, cause, forbidden=saved.forbidden)
         for member in group.by_id():
             if member.filter_servers:
                 yield FilterServersChanged(
                     group.cluster, group.name, member.address, (), after=member.filter_servers, cause=cause
                 )
 
-    def _confirm(self, member: Member, cause: Cause, *, holder: int) -> list[RouteEvent]:
-        """Take note that a broker was heard from, through this holder, if it was not since a restart."""
+    def _confirm(self, member: GroupMember, cause: Cause, *, connection: int) -> list[RouteEvent]:
+        """Take note that a broker was heard from, through this connection, if it was not since a restart."""
         if member.confirmed:
             return []
-        self._leases.hand_over(member, holder)
+        self._leases.change_connection(member, connection)
         member.confirmed = True
-        return [reports.broker_confirmed(member, cause)]
+        return [event_builders.broker_confirmed(member, cause)]
 
     def _admit(
         self,
-        claim: Claim,
+        claim: RegistrationCheck,
         delta: QueueDelta,
         *,
-        holder: int,
+        connection: int,
         now: float,
         ticket: int,
         queues: dict[str, QueueSettings] | None,
@@ -608,19 +614,19 @@ class RouteTable:
         smallest_before, edition = group.smallest, claim.edition
         events: list[RouteEvent] = []
         if member is not None:
-            # First of all, so that those who leave know whether their holder still speaks for anyone.
-            self._leases.hand_over(member, holder)
+            # First of all, so that those who leave know whether their connection still speaks for anyone.
+            self._leases.change_connection(member, connection)
         if claim.stray is not None:
-            events += self._leave([claim.stray], Cause.ADDRESS_REPLACED, joining=holder)
-        events += [self._remove(gone, Cause.ADDRESS_REPLACED, joining=holder) for gone in claim.displaced]
+            events += self._leave([claim.stray], Cause.ADDRESS_REPLACED, joining=connection)
+        events += [self._remove(gone, Cause.ADDRESS_REPLACED, joining=connection) for gone in claim.displaced]
         events += self._place(group, registration)
         if claim.rival is not None:
-            events.append(self._remove(claim.rival, Cause.ADDRESS_REPLACED, joining=holder))
+            events.append(self._remove(claim.rival, Cause.ADDRESS_REPLACED, joining=connection))
         if member is None:
-            member = self._join(group, registration, edition, holder=holder, now=now)
-            events.append(reports.broker_joined(member))
+            member = self._join(group, registration, edition, connection=connection, now=now)
+            events.append(event_builders.broker_joined(member))
         else:
-            events += self._refresh(member, registration, edition, holder=holder, now=now)
+            events += self._refresh(member, registration, edition, connection=connection, now=now)
         member.ticket = ticket
         member.restored = member.restored and claim.is_partial
         # Of one that may still have more to say, no edition was taken: the same words would be news again.
@@ -636,16 +642,16 @@ class RouteTable:
                 cause=Cause.REGISTERED,
             )
             events.append(event)
-            self._held_bytes += server_bytes(table.filter_servers) - server_bytes(member.filter_servers)
+            self._registration_bytes += server_bytes(table.filter_servers) - server_bytes(member.filter_servers)
             member.filter_servers = table.filter_servers
-        events += reports.smallest_changed(group, smallest_before, Cause.REGISTERED, registrant=member)
+        events += event_builders.smallest_changed(group, smallest_before, Cause.REGISTERED, registrant=member)
         return _outcome(member, events)
 
-    def _place(self, group: Group, registration: Registration) -> Sequence[RouteEvent]:
+    def _place(self, group: GroupState, registration: Registration) -> Sequence[RouteEvent]:
         """Put a group where its last registrant says it is."""
         cluster, zone, acting_master = registration.cluster, registration.zone, registration.acting_master is True
         is_new = group.name not in self._groups
-        events = reports.group_placed(group, cluster, zone, acting_master=acting_master, is_new=is_new)
+        events = event_builders.group_placed(group, cluster, zone, acting_master=acting_master, is_new=is_new)
         group.zone, group.acting_master = zone, acting_master
         if is_new:
             self._groups[group.name] = group
@@ -654,7 +660,7 @@ class RouteTable:
             self._move(group, cluster)
         return events
 
-    def _move(self, group: Group, cluster: str) -> None:
+    def _move(self, group: GroupState, cluster: str) -> None:
         for member in group.members.values():
             self._leases.remove(member)
         self._leave_cluster(group)
@@ -665,10 +671,10 @@ class RouteTable:
             self._leases.add(member)
 
     def _join(
-        self, group: Group, registration: Registration, version: DataVersion, *, holder: int, now: float
-    ) -> Member:
+        self, group: GroupState, registration: Registration, version: DataVersion, *, connection: int, now: float
+    ) -> GroupMember:
         lease_s = self._lease_s if registration.lease_s is None else registration.lease_s
-        member = Member(
+        member = GroupMember(
             group=group,
             broker_id=registration.broker_id,
             address=registration.address,
@@ -676,26 +682,26 @@ class RouteTable:
             version=version,
             lease_s=lease_s,
             expires_at=now + lease_s,
-            holder=holder,
+            connection=connection,
             knows_acting=registration.acting_master is not None,
         )
         group.forget_fingerprints()
         group.members[member.broker_id] = member
         self._leases.add(member)
-        self._held_bytes += MEMBER_BYTES
+        self._registration_bytes += MEMBER_BYTES
         return member
 
     def _refresh(
-        self, member: Member, registration: Registration, version: DataVersion, *, holder: int, now: float
+        self, member: GroupMember, registration: Registration, version: DataVersion, *, connection: int, now: float
     ) -> list[RouteEvent]:
-        """Renew the lease of a broker that is still there, perhaps by another id or through another holder."""
+        """Renew the lease of a broker that is still there, perhaps by another id or through another connection."""
         group, before = member.group, (member.broker_id, member.ha_address, member.version)
         after = (registration.broker_id, registration.ha_address, version)
-        self._leases.hand_over(member, holder)
+        self._leases.change_connection(member, connection)
         member.lease_s = self._lease_s if registration.lease_s is None else registration.lease_s
         member.renew(now)
         member.knows_acting = registration.acting_master is not None
-        events = self._confirm(member, Cause.REGISTERED, holder=holder)
+        events = self._confirm(member, Cause.REGISTERED, connection=connection)
         if before == after:
             return events
         if before[0] != after[0]:
@@ -703,9 +709,9 @@ class RouteTable:
             del group.members[before[0]]
             group.members[after[0]] = member
         member.broker_id, member.ha_address, member.version = after
-        return [*events, reports.broker_changed(member, before, after)]
+        return [*events, event_builders.broker_changed(member, before, after)]
 
-    def _leave(self, members: Iterable[Member], cause: Cause, *, joining: int | None = None) -> list[RouteEvent]:
+    def _leave(self, members: Iterable[GroupMember], cause: Cause, *, joining: int | None = None) -> list[RouteEvent]:
         """Let brokers go, with all that follows for their groups.
 
         The largest ids go first, so that of brokers that leave together only the last to go can change who is smallest.
@@ -718,29 +724,29 @@ class RouteTable:
             events.append(self._remove(member, its_cause, joining=joining))
             if not group.members:
                 events += self._dissolve(group)
-            events += reports.smallest_changed(group, smallest_before, its_cause)
+            events += event_builders.smallest_changed(group, smallest_before, its_cause)
         return events
 
-    def _remove(self, member: Member, cause: Cause, *, joining: int | None) -> BrokerLeft:
+    def _remove(self, member: GroupMember, cause: Cause, *, joining: int | None) -> BrokerLeft:
         """Take one broker out of its group, which may be left empty.
 
-        `joining` is the holder that is about to speak for a broker, and so is not idle.
+        `joining` is the connection that is about to speak for a broker, and so is not idle.
         """
         group = member.group
         self._leases.remove(member)
-        self._held_bytes -= MEMBER_BYTES + server_bytes(member.filter_servers)
+        self._registration_bytes -= MEMBER_BYTES + server_bytes(member.filter_servers)
         del group.members[member.broker_id]
         group.forget_fingerprints()
-        is_idle = member.holder != joining and not self._leases.held_by(member.holder)
-        return reports.broker_left(member, cause, holder_is_idle=is_idle)
+        is_idle = member.connection != joining and not self._leases.on_connection(member.connection)
+        return event_builders.broker_left(member, cause, connection_is_unused=is_idle)
 
-    def _dissolve(self, group: Group) -> list[RouteEvent]:
+    def _dissolve(self, group: GroupState) -> list[RouteEvent]:
         events = self._apply(group, group.compare_empty(), Cause.GROUP_GONE, queues={})
         del self._groups[group.name]
         self._leave_cluster(group)
-        return [*events, reports.group_gone(group)]
+        return [*events, event_builders.group_gone(group)]
 
-    def _leave_cluster(self, group: Group) -> None:
+    def _leave_cluster(self, group: GroupState) -> None:
         names = self._clusters[group.cluster]
         del names[group.name]
         if not names:
@@ -748,14 +754,14 @@ class RouteTable:
 
     def _apply(
         self,
-        group: Group,
+        group: GroupState,
         delta: QueueDelta,
         cause: Cause,
         version: DataVersion | None = None,
         queues: dict[str, QueueSettings] | None = None,
     ) -> list[RouteEvent]:
         """Write what changed of a group's topics. `queues` replace those of the group, if they were prepared."""
-        self._held_bytes += delta.growth_bytes
+        self._registration_bytes += delta.growth_bytes
         events: list[RouteEvent] = []
         if delta.added or delta.changed or delta.removed:
             if queues is None:
@@ -773,7 +779,7 @@ class RouteTable:
             added, changed, removed = delta.added, delta.changed, delta.removed
             events.append(TopicsChanged(group.cluster, group.name, cause, version, added, changed, removed))
         group.forbidden.difference_update(delta.restored)
-        events += reports.writes_changed(group, cause, restored=delta.restored)
+        events += event_builders.writes_changed(group, cause, restored=delta.restored)
         if delta.mappings:
             for topic, (_, mapping) in delta.mappings.items():
                 if mapping is None:
@@ -783,7 +789,7 @@ class RouteTable:
             events.append(MappingsChanged(group.cluster, group.name, cause, delta.mappings))
         return events
 
-    def _edit(self, group: Group, delta: QueueDelta) -> None:
+    def _edit(self, group: GroupState, delta: QueueDelta) -> None:
         """Write changed topics one by one."""
         # Every group has its own copy of every name, and most settings are alike: keep one object of each.
         names, alike = list(map(intern, delta.added)), dict[QueueSettings, QueueSettings]()
@@ -803,7 +809,7 @@ def _parts(topics: Iterable[str]) -> Iterator[list[str]]:
         yield part
 
 
-def _outcome(member: Member, events: list[RouteEvent]) -> RegistrationOutcome:
+def _outcome(member: GroupMember, events: list[RouteEvent]) -> RegistrationOutcome:
     master = member.group.master
     if master is None or master is member:
         return RegistrationOutcome(tuple(events))

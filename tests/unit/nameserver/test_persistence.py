@@ -11,7 +11,7 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.errors import FolderInUseError
 from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.schema import Kind
-from skyroute.nameserver.persistence import MemorySettings, Persistence, WarmRestart
+from skyroute.nameserver.persistence import Persistence, PersistenceSettings, WarmRestart
 from skyroute.nameserver.state_folder import take_folder
 from skyroute.routing.table import RouteTable
 from skyroute.settings.errors import BlackListedError
@@ -20,7 +20,7 @@ from tests.unit.routing.brokers import registration, tell
 
 
 def open_memory(folder: Path, table: RouteTable, clock: ManualClock | None = None) -> Persistence:
-    memory = Persistence.open(MemorySettings(folder), clock or now_clock(), table, "127.0.0.1:9876")
+    memory = Persistence.open(PersistenceSettings(folder), clock or now_clock(), table, "127.0.0.1:9876")
     assert memory is not None
     return memory
 
@@ -35,7 +35,7 @@ async def live(folder: Path, clock: ManualClock | None = None) -> None:
     memory = open_memory(folder, table, clock)
     memory.record(tell(table, registration()).events)
     image = memory.stop_recording(table)
-    memory.record(table.drop_holder(1))
+    memory.record(table.drop_connection(1))
     await memory.close(image)
     os.utime(folder / "routes.snapshot", (1_000.0, 1_000.0))
 
@@ -128,7 +128,7 @@ async def test_a_folder_that_cannot_be_used_costs_the_memory_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
-    settings = MemorySettings(tmp_path / "file" / "memory")
+    settings = PersistenceSettings(tmp_path / "file" / "memory")
     assert Persistence.open(settings, now_clock(), RouteTable(), "") is None
     assert caplog.text.count("no journal and no warm restart") == 1
 
@@ -194,7 +194,7 @@ async def test_a_server_that_dies_again_and_again_does_not_believe_a_silent_brok
 async def test_a_snapshot_that_was_under_way_does_not_replace_the_last_one(tmp_path: Path) -> None:
     table = RouteTable()
     memory = open_memory(tmp_path, table)
-    under_way = table.image(0.0)
+    under_way = table.snapshot(0.0)
     memory.record(tell(table, registration()).events)
     await memory.close(memory.stop_recording(table))
     memory._write(under_way, 0, 0)
@@ -218,7 +218,7 @@ async def test_an_id_is_made_once_and_a_damaged_one_anew(tmp_path: Path, caplog:
 
 
 async def test_without_warm_restart_there_is_no_snapshot(tmp_path: Path) -> None:
-    settings = MemorySettings(tmp_path, warm_restart=None)
+    settings = PersistenceSettings(tmp_path, warm_restart=None)
     memory = Persistence.open(settings, now_clock(), RouteTable(), "")
     assert memory is not None
     table = RouteTable()
@@ -228,7 +228,7 @@ async def test_without_warm_restart_there_is_no_snapshot(tmp_path: Path) -> None
 
 
 async def test_without_a_journal_routes_are_kept_all_the_same(tmp_path: Path) -> None:
-    settings = MemorySettings(tmp_path, journal=None, warm_restart=WarmRestart(age_s_max=1e12))
+    settings = PersistenceSettings(tmp_path, journal=None, warm_restart=WarmRestart(age_s_max=1e12))
     for expected in (set(), {"T1", "T2"}):
         table = RouteTable()
         memory = Persistence.open(settings, now_clock(), table, "")
@@ -245,7 +245,7 @@ def test_settings_say_where_and_what(tmp_path: Path) -> None:
     beside = NameServerConfig(kv_config_path=kv, listen_port=9877).memory
     assert beside is not None
     assert beside.path == tmp_path / "memory-9877"
-    assert beside == MemorySettings(beside.path), "the defaults are those of the parts"
+    assert beside == PersistenceSettings(beside.path), "the defaults are those of the parts"
     assert NameServerConfig(kv_config_path=kv, listen_port=0).memory is None
     named = NameServerConfig(memory_path="/elsewhere", listen_port=0, journal_enable=False).memory
     assert named is not None

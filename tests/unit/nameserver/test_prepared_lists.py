@@ -155,7 +155,7 @@ def test_a_view_that_never_rests_is_copied_at_once(lists: Lists) -> None:
 def table() -> RouteTable:
     table = RouteTable()
     topics = {f"T{at}": QueueSettings(4, 4, 6, at % 4) for at in range(3 * STEP)}
-    table.register(registration(topics=topics), holder=1, now=0.0)
+    table.register(registration(topics=topics), connection=1, now=0.0)
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyroute.nameserver import prepared_routes
-from skyroute.nameserver.invalidated_routes import touched_by
+from skyroute.nameserver.invalidated_routes import invalidated_by
 from skyroute.nameserver.prepared_routes import ANSWER_BYTES, ROUTE_BYTES, PreparedRoutes
 from skyroute.routing.discovery import MEMBER_TOPIC_PREFIX, find_route
 from skyroute.routing.events import RouteEvent
@@ -34,11 +34,11 @@ class Routes:
         return None if route is None else Response(body=encode_route(route, dialect), lasting=True)
 
     def register(self, **said: object) -> None:
-        outcome = self.table.register(registration(**said), holder=1, now=0.0)  # type: ignore[arg-type]
+        outcome = self.table.register(registration(**said), connection=1, now=0.0)  # type: ignore[arg-type]
         self.take(outcome.events)
 
     def take(self, events: tuple[RouteEvent, ...]) -> bool:
-        return self.prepared.forget(*touched_by(events))
+        return self.prepared.forget(*invalidated_by(events))
 
     def body(self, topic: str, dialect: Dialect = STRICT) -> bytes | None:
         answer = self.prepared.find(topic, dialect)
@@ -137,16 +137,16 @@ def test_no_more_is_kept_than_the_bound(routes: Routes, monkeypatch: pytest.Monk
     assert 0 <= routes.prepared._bytes <= 50_000
 
 
-@pytest.mark.parametrize("touched", [(("T0",), ()), ((), ("broker-a",))])
+@pytest.mark.parametrize("invalidated", [(("T0",), ()), ((), ("broker-a",))])
 def test_a_change_after_routes_were_dropped_for_lack_of_room_counts_as_one_of_theirs(
-    routes: Routes, monkeypatch: pytest.MonkeyPatch, touched: tuple[tuple[str, ...], tuple[str, ...]]
+    routes: Routes, monkeypatch: pytest.MonkeyPatch, invalidated: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> None:
     # Answers may be kept by their questions' bytes, too, and those must go when a route changes.
     monkeypatch.setattr(prepared_routes, "PREPARED_BYTES_MAX", ROUTE_BYTES + ANSWER_BYTES + 1000)
     routes.register(topics={"T0": QueueSettings(1, 1, 6), "T1": QueueSettings(2, 2, 6)})
     routes.body("T0")
     routes.prepared._place("T1")
-    assert routes.prepared.forget(*touched)
+    assert routes.prepared.forget(*invalidated)
     assert not routes.prepared.forget(("T0",), ())
 
 

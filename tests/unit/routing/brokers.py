@@ -59,9 +59,9 @@ def mapping(topic: str, name: str = "broker-a", *, epoch: int = 1) -> StaticMapp
 
 
 def tell(
-    table: RouteTable, said: Registration, *, holder: int = 1, now: float = 0.0, delete_missing_topics: bool = False
+    table: RouteTable, said: Registration, *, connection: int = 1, now: float = 0.0, delete_missing_topics: bool = False
 ) -> RegistrationOutcome:
-    return table.register(said, holder=holder, now=now, delete_missing_topics=delete_missing_topics)
+    return table.register(said, connection=connection, now=now, delete_missing_topics=delete_missing_topics)
 
 
 def only(events: Iterable[RouteEvent], kind: type[_Event]) -> _Event:

@@ -59,10 +59,10 @@ def test_a_route_does_not_change_with_the_table() -> None:
 def without_master(*, acting_master: bool) -> RouteTable:
     table = RouteTable()
     topics = ("T1", "rmq_sys_SYNC_BROKER_MEMBER_broker-a")
-    tell(table, registration(0, MASTER, topics=topics, acting_master=acting_master), holder=1)
-    tell(table, registration(1, SLAVE, topics=topics, acting_master=acting_master), holder=2)
-    tell(table, registration(2, OTHER, topics=topics, acting_master=acting_master), holder=3)
-    table.drop_holder(1)
+    tell(table, registration(0, MASTER, topics=topics, acting_master=acting_master), connection=1)
+    tell(table, registration(1, SLAVE, topics=topics, acting_master=acting_master), connection=2)
+    tell(table, registration(2, OTHER, topics=topics, acting_master=acting_master), connection=3)
+    table.drop_connection(1)
     return table
 
 
@@ -91,7 +91,7 @@ def test_no_slave_acts_unless_both_its_group_and_the_server_allow_it(
 
 def test_a_master_that_returns_takes_its_place_again() -> None:
     table = without_master(acting_master=True)
-    tell(table, registration(acting_master=True), holder=4)
+    tell(table, registration(acting_master=True), connection=4)
     route = find_route(table, "T1", acting_master=True)
     assert addresses(route) == {"broker-a": {0: MASTER, 1: SLAVE, 2: OTHER}}
 

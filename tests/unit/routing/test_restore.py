@@ -5,7 +5,7 @@ import pytest
 from skyroute.routing import discovery
 from skyroute.routing.errors import TableFullError
 from skyroute.routing.events import BrokerChanged, BrokerConfirmed, BrokerLeft, Cause, LeaseHeld, TopicsChanged
-from skyroute.routing.leases import NOBODY
+from skyroute.routing.leases import NO_CONNECTION
 from skyroute.routing.registration import DataVersion
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey
@@ -17,7 +17,7 @@ KEY = BrokerKey("c1", MASTER)
 
 def restored(before: RouteTable, *, now: float = 0.0) -> RouteTable:
     table = RouteTable()
-    table.restore(before.image(now), lease_s=LEASE_S, now=now)
+    table.restore(before.snapshot(now), lease_s=LEASE_S, now=now)
     return table
 
 
@@ -40,7 +40,7 @@ def test_a_broker_that_does_not_come_back_goes_with_a_cause_of_its_own() -> None
     table = restored(one_broker())
     assert table.evict_expired(LEASE_S) == ()
     left = only(table.evict_expired(LEASE_S + 0.1), BrokerLeft)
-    assert (left.cause, left.holder) == (Cause.NOT_CONFIRMED, NOBODY)
+    assert (left.cause, left.connection) == (Cause.NOT_CONFIRMED, NO_CONNECTION)
     assert table.topics == set()
 
 
@@ -58,20 +58,20 @@ def test_a_row_of_restarts_does_not_keep_a_dead_broker() -> None:
 
 def test_a_heartbeat_confirms_and_the_broker_then_lives_with_that_connection() -> None:
     table = restored(one_broker())
-    events = table.renew(KEY, holder=7, now=30.0)
+    events = table.renew(KEY, connection=7, now=30.0)
     assert events is not None
     assert (only(events, BrokerConfirmed).cause, table.unconfirmed_count) == (Cause.HEARTBEAT, 0)
-    assert table.renew(KEY, holder=8, now=30.0) == ()
+    assert table.renew(KEY, connection=8, now=30.0) == ()
     assert table.evict_expired(149.0) == ()
-    assert table.drop_holder(8) == ()
-    assert only(table.drop_holder(7), BrokerLeft).cause is Cause.CONNECTION_CLOSED
+    assert table.drop_connection(8) == ()
+    assert only(table.drop_connection(7), BrokerLeft).cause is Cause.CONNECTION_CLOSED
 
 
 def test_a_registration_confirms_and_changes_nothing_else_if_nothing_changed() -> None:
     table = restored(one_broker())
-    outcome = tell(table, registration(), holder=7, now=1.0)
+    outcome = tell(table, registration(), connection=7, now=1.0)
     assert [type(event) for event in outcome.events] == [BrokerConfirmed]
-    assert only(table.drop_holder(7), BrokerLeft).cause is Cause.CONNECTION_CLOSED
+    assert only(table.drop_connection(7), BrokerLeft).cause is Cause.CONNECTION_CLOSED
 
 
 def test_an_expiry_after_confirmation_is_an_ordinary_one() -> None:
@@ -136,7 +136,7 @@ def test_a_lost_master_is_replaced_once_its_restored_lease_is_over() -> None:
 def test_a_table_with_no_room_refuses_the_image_and_stays_empty() -> None:
     table = RouteTable(topic_entries_max=1)
     with pytest.raises(TableFullError):
-        table.restore(one_broker().image(0.0), lease_s=LEASE_S, now=0.0)
+        table.restore(one_broker().snapshot(0.0), lease_s=LEASE_S, now=0.0)
     assert table.groups == ()
 
 
@@ -148,7 +148,7 @@ def test_leases_that_run_out_together_are_held_once() -> None:
     held = table.hold_expired(121.0, share_max=0.5)
     assert [type(event) for event in held] == [LeaseHeld] * 4
     assert table.evict_expired(121.0) == ()
-    table.renew(BrokerKey("c1", "10.0.0.0:1"), holder=1, now=200.0)
+    table.renew(BrokerKey("c1", "10.0.0.0:1"), connection=1, now=200.0)
     assert table.hold_expired(242.0, share_max=0.5) == (), "once is enough"
     assert len([event for event in table.evict_expired(242.0) if isinstance(event, BrokerLeft)]) == 3
     assert len(table.hold_expired(321.0, share_max=0.5)) == 1, "who was heard from is held again"
@@ -156,7 +156,7 @@ def test_leases_that_run_out_together_are_held_once() -> None:
 
 def test_restored_brokers_that_stay_silent_are_not_held() -> None:
     table = RouteTable()
-    table.restore(one_broker().image(0.0), lease_s=LEASE_S, now=0.0)
+    table.restore(one_broker().snapshot(0.0), lease_s=LEASE_S, now=0.0)
     assert table.hold_expired(LEASE_S + 1, share_max=0.5) == ()
     (left, *_) = table.evict_expired(LEASE_S + 1)
     assert left.cause is Cause.NOT_CONFIRMED

@@ -19,16 +19,16 @@ from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey, ClusterView, StaticMapping
 from tests.unit.routing.brokers import HA, MASTER, OTHER, SLAVE, mapping, only, registration, tell
 
-EMPTY = "<RouteTable clusters=0 groups=0 brokers=0 holders=0 topics=0 topic_entries=0>"
+EMPTY = "<RouteTable clusters=0 groups=0 brokers=0 connections=0 topics=0 topic_entries=0>"
 
 
 def test_the_repr_counts_what_is_there() -> None:
     table = RouteTable()
     assert repr(table) == EMPTY
-    tell(table, registration(), holder=1)
-    tell(table, registration(1, SLAVE), holder=1)
-    tell(table, registration(0, OTHER, name="broker-b", cluster="c2", topics=("T1", "T3")), holder=2)
-    assert repr(table) == "<RouteTable clusters=2 groups=2 brokers=3 holders=2 topics=3 topic_entries=4>"
+    tell(table, registration(), connection=1)
+    tell(table, registration(1, SLAVE), connection=1)
+    tell(table, registration(0, OTHER, name="broker-b", cluster="c2", topics=("T1", "T3")), connection=2)
+    assert repr(table) == "<RouteTable clusters=2 groups=2 brokers=3 connections=2 topics=3 topic_entries=4>"
 
 
 # Coming
@@ -36,7 +36,7 @@ def test_the_repr_counts_what_is_there() -> None:
 
 def test_a_first_registration_reports_group_broker_and_topics_in_that_order() -> None:
     said = registration(zone="z1", acting_master=True, lease_s=10.0)
-    outcome = tell(RouteTable(), said, holder=7)
+    outcome = tell(RouteTable(), said, connection=7)
     version = DataVersion(0, 1, 1)
     assert said.table is not None
     assert outcome == RegistrationOutcome(
@@ -180,10 +180,10 @@ def test_too_many_topics_are_refused_before_one_of_them_is_written() -> None:
 def test_registrations_are_bounded_by_what_they_hold(much: Registration) -> None:
     table = RouteTable(registration_bytes_max=12_000)
     tell(table, registration(topics=("T1", "T2")))
-    before = table.census(0.0)
+    before = table.stats(0.0)
     with pytest.raises(TableFullError, match=r"bytes of registrations and \d+ new .* 12000 .registrationBytesMax."):
         tell(table, much)
-    assert table.census(0.0) == before
+    assert table.stats(0.0) == before
     tell(table, registration(topics=("T1", "T2"), version=2))
 
 
@@ -192,12 +192,14 @@ def test_what_was_held_is_free_again_when_its_brokers_leave() -> None:
     large = [f"{'x' * 50}{number}" for number in range(40)]
     for _ in range(3):
         tell(
-            table, registration(topics=large, filter_servers=("f:1",), mappings={large[0]: mapping(large[0])}), holder=1
+            table,
+            registration(topics=large, filter_servers=("f:1",), mappings={large[0]: mapping(large[0])}),
+            connection=1,
         )
         with pytest.raises(TableFullError):
             tell(table, registration(name="broker-b", address=OTHER, topics=large))
-        table.drop_holder(1)
-        assert table.census(0.0).held_bytes == 0
+        table.drop_connection(1)
+        assert table.stats(0.0).registration_bytes == 0
 
 
 # One address, one id
@@ -206,14 +208,19 @@ def test_what_was_held_is_free_again_when_its_brokers_leave() -> None:
 def test_another_address_under_the_same_id_takes_over_and_the_old_lease_is_gone() -> None:
     """A broker that restarted with a new address leaves no lease behind that expires later (§23 #3)."""
     table = RouteTable()
-    tell(table, registration(filter_servers=("f:1",)), holder=1)
-    events = tell(table, registration(0, OTHER), holder=2).events
+    tell(table, registration(filter_servers=("f:1",)), connection=1)
+    events = tell(table, registration(0, OTHER), connection=2).events
     assert [type(event) for event in events] == [BrokerLeft, BrokerJoined]
     left = only(events, BrokerLeft)
-    assert (left.address, left.cause, left.holder, left.holder_is_idle) == (MASTER, Cause.ADDRESS_REPLACED, 1, True)
+    assert (left.address, left.cause, left.connection, left.connection_is_unused) == (
+        MASTER,
+        Cause.ADDRESS_REPLACED,
+        1,
+        True,
+    )
     assert member_addresses(table, "broker-a") == {0: OTHER}
-    assert table.renew(BrokerKey("c1", MASTER), holder=1, now=1.0) is None
-    assert table.drop_holder(1) == ()
+    assert table.renew(BrokerKey("c1", MASTER), connection=1, now=1.0) is None
+    assert table.drop_connection(1) == ()
     assert table.filter_servers("broker-a") == {}
 
 
@@ -238,17 +245,17 @@ def test_a_slave_that_becomes_master_gives_up_its_old_id() -> None:
 
 def test_a_slave_may_take_the_masters_id_while_the_master_is_there() -> None:
     table = RouteTable()
-    tell(table, registration(), holder=1)
-    tell(table, registration(1, SLAVE), holder=2)
-    events = tell(table, registration(0, SLAVE), holder=2).events
+    tell(table, registration(), connection=1)
+    tell(table, registration(1, SLAVE), connection=2)
+    events = tell(table, registration(0, SLAVE), connection=2).events
     assert [type(event) for event in events] == [BrokerLeft, BrokerChanged]
     assert member_addresses(table, "broker-a") == {0: SLAVE}
 
 
 def test_a_broker_that_changes_its_name_leaves_its_old_group() -> None:
     table = RouteTable()
-    tell(table, registration(), holder=1)
-    events = tell(table, registration(name="broker-b"), holder=1).events
+    tell(table, registration(), connection=1)
+    events = tell(table, registration(name="broker-b"), connection=1).events
     assert [(type(event), event.broker_name) for event in events] == [
         (BrokerLeft, "broker-a"),
         (TopicsChanged, "broker-a"),
@@ -257,7 +264,7 @@ def test_a_broker_that_changes_its_name_leaves_its_old_group() -> None:
         (BrokerJoined, "broker-b"),
         (TopicsChanged, "broker-b"),
     ]
-    assert not only(events, BrokerLeft).holder_is_idle, "it speaks through the same holder under its new name"
+    assert not only(events, BrokerLeft).connection_is_unused, "it speaks through the same connection under its new name"
     assert cluster_view(table).clusters == {"c1": ("broker-b",)}
 
 
@@ -281,12 +288,12 @@ def test_a_group_that_changes_its_cluster_leaves_the_old_one() -> None:
 def test_leases_move_with_their_group_to_another_cluster() -> None:
     """No lease is left that nobody can renew or end (§23 #3)."""
     table = RouteTable()
-    tell(table, registration(), holder=1)
-    tell(table, registration(1, SLAVE), holder=2)
-    tell(table, registration(cluster="c2"), holder=1)
-    assert table.renew(BrokerKey("c1", SLAVE), holder=1, now=1.0) is None
-    assert table.renew(BrokerKey("c2", SLAVE), holder=1, now=1.0) is not None
-    table.drop_holder(2)
+    tell(table, registration(), connection=1)
+    tell(table, registration(1, SLAVE), connection=2)
+    tell(table, registration(cluster="c2"), connection=1)
+    assert table.renew(BrokerKey("c1", SLAVE), connection=1, now=1.0) is None
+    assert table.renew(BrokerKey("c2", SLAVE), connection=1, now=1.0) is not None
+    table.drop_connection(2)
     assert member_addresses(table, "broker-a") == {0: MASTER}
 
 
@@ -302,10 +309,10 @@ def test_two_clusters_cannot_share_a_broker_name_and_id() -> None:
 
 def test_a_broker_whose_address_is_known_in_the_new_cluster_does_not_follow_its_group() -> None:
     table = RouteTable()
-    tell(table, registration(0, MASTER, cluster="c1"), holder=1)
-    tell(table, registration(1, SLAVE, cluster="c1"), holder=2)
-    tell(table, registration(0, SLAVE, name="broker-b", cluster="c2"), holder=3)
-    left = only(tell(table, registration(0, MASTER, cluster="c2"), holder=1).events, BrokerLeft)
+    tell(table, registration(0, MASTER, cluster="c1"), connection=1)
+    tell(table, registration(1, SLAVE, cluster="c1"), connection=2)
+    tell(table, registration(0, SLAVE, name="broker-b", cluster="c2"), connection=3)
+    left = only(tell(table, registration(0, MASTER, cluster="c2"), connection=1).events, BrokerLeft)
     assert (left.cluster, left.broker_name, left.address) == ("c1", "broker-a", SLAVE)
     assert member_addresses(table, "broker-a") == {0: MASTER}
     assert member_addresses(table, "broker-b") == {0: SLAVE}
@@ -326,30 +333,30 @@ def test_a_group_moves_even_if_none_of_its_brokers_can_follow() -> None:
 
 def test_a_silent_broker_is_evicted_just_after_its_lease() -> None:
     table = RouteTable()
-    tell(table, registration(), holder=7, now=0.0)
+    tell(table, registration(), connection=7, now=0.0)
     assert table.evict_expired(now=120.0) == ()
     left = only(table.evict_expired(now=120.1), BrokerLeft)
-    assert (left.holder, left.holder_is_idle, left.cause) == (7, True, Cause.LEASE_EXPIRED)
+    assert (left.connection, left.connection_is_unused, left.cause) == (7, True, Cause.LEASE_EXPIRED)
 
 
 def test_a_broker_may_name_its_own_lease_and_a_renewal_keeps_to_it() -> None:
     table = RouteTable(lease_s=60.0)
     tell(table, registration(lease_s=3.0), now=0.0)
-    assert table.renew(BrokerKey("c1", MASTER), holder=1, now=2.0) is not None
+    assert table.renew(BrokerKey("c1", MASTER), connection=1, now=2.0) is not None
     assert table.evict_expired(now=5.0) == ()
     assert table.evict_expired(now=5.1) != ()
 
 
 def test_an_unknown_broker_cannot_renew() -> None:
     table = RouteTable()
-    assert table.renew(BrokerKey("c1", MASTER), holder=1, now=0.0) is None
+    assert table.renew(BrokerKey("c1", MASTER), connection=1, now=0.0) is None
     assert table.version_of(BrokerKey("c1", MASTER)) is None
 
 
 def test_the_last_broker_takes_group_topics_and_cluster_with_it() -> None:
     table = RouteTable()
     tell(table, registration(zone="z1"))
-    events = table.drop_holder(1)
+    events = table.drop_connection(1)
     assert [(type(event), event.cause) for event in events] == [
         (BrokerLeft, Cause.CONNECTION_CLOSED),
         (TopicsChanged, Cause.GROUP_GONE),
@@ -362,9 +369,9 @@ def test_the_last_broker_takes_group_topics_and_cluster_with_it() -> None:
 def test_topics_of_other_groups_stay_when_a_group_goes() -> None:
     """Only the group's own topics are looked at, however many there are (§23 #11)."""
     table = RouteTable()
-    tell(table, registration(topics=("T1", "T2")), holder=1)
-    tell(table, registration(0, OTHER, name="broker-b", topics=("T2", "T3")), holder=2)
-    assert set(only(table.drop_holder(1), TopicsChanged).removed) == {"T1", "T2"}
+    tell(table, registration(topics=("T1", "T2")), connection=1)
+    tell(table, registration(0, OTHER, name="broker-b", topics=("T2", "T3")), connection=2)
+    assert set(only(table.drop_connection(1), TopicsChanged).removed) == {"T1", "T2"}
     assert tuple(table.topics) == ("T2", "T3")
     assert table.serving("T2") == ("broker-b",)
 
@@ -373,29 +380,29 @@ def test_every_broker_behind_a_closed_connection_leaves() -> None:
     """A container registers many brokers over one connection (§23 #2)."""
     table = RouteTable()
     for name, address in (("broker-a", MASTER), ("broker-b", SLAVE), ("broker-c", OTHER)):
-        tell(table, registration(0, address, name=name), holder=1)
-    left = [event for event in table.drop_holder(1) if isinstance(event, BrokerLeft)]
+        tell(table, registration(0, address, name=name), connection=1)
+    left = [event for event in table.drop_connection(1) if isinstance(event, BrokerLeft)]
     assert [event.broker_name for event in left] == ["broker-a", "broker-b", "broker-c"]
-    assert [event.holder_is_idle for event in left] == [False, False, True]
+    assert [event.connection_is_unused for event in left] == [False, False, True]
     assert repr(table) == EMPTY
-    assert table.drop_holder(1) == ()
+    assert table.drop_connection(1) == ()
 
 
 def test_a_holder_is_not_idle_while_another_of_its_brokers_lives() -> None:
     table = RouteTable()
-    tell(table, registration(lease_s=1.0), holder=1)
-    tell(table, registration(0, OTHER, name="broker-b"), holder=1)
-    assert not only(table.evict_expired(now=2.0), BrokerLeft).holder_is_idle
+    tell(table, registration(lease_s=1.0), connection=1)
+    tell(table, registration(0, OTHER, name="broker-b"), connection=1)
+    assert not only(table.evict_expired(now=2.0), BrokerLeft).connection_is_unused
 
 
 def test_closing_an_old_connection_does_not_end_a_broker_that_came_back_over_a_new_one() -> None:
     """A late end of an old connection cannot wipe a fresh registration (§23 #1)."""
     table = RouteTable()
-    tell(table, registration(), holder=1)
-    tell(table, registration(), holder=2)
-    assert table.drop_holder(1) == ()
+    tell(table, registration(), connection=1)
+    tell(table, registration(), connection=2)
+    assert table.drop_connection(1) == ()
     assert member_addresses(table, "broker-a") == {0: MASTER}
-    assert table.drop_holder(2) != ()
+    assert table.drop_connection(2) != ()
 
 
 @pytest.mark.parametrize(
@@ -438,10 +445,10 @@ def test_a_matching_goodbye_is_taken_once() -> None:
 
 def test_a_group_that_loses_its_smallest_id_reports_who_left_and_who_is_next() -> None:
     table = RouteTable()
-    tell(table, registration(acting_master=True), holder=1)
-    tell(table, registration(1, SLAVE, acting_master=True), holder=2)
-    tell(table, registration(2, OTHER, acting_master=True), holder=3)
-    events = table.drop_holder(1)
+    tell(table, registration(acting_master=True), connection=1)
+    tell(table, registration(1, SLAVE, acting_master=True), connection=2)
+    tell(table, registration(2, OTHER, acting_master=True), connection=3)
+    events = table.drop_connection(1)
     assert events[-1] == SmallestIdChanged(
         cluster="c1",
         broker_name="broker-a",
@@ -516,8 +523,8 @@ def test_a_replaced_address_under_the_smallest_id_changes_no_smallest_id() -> No
 
 def test_brokers_that_leave_together_are_reported_once_by_the_one_that_was_smallest() -> None:
     table = RouteTable()
-    tell(table, registration(0, MASTER), holder=1)
-    tell(table, registration(1, SLAVE), holder=1)
-    tell(table, registration(2, OTHER), holder=2)
-    event = only(table.drop_holder(1), SmallestIdChanged)
+    tell(table, registration(0, MASTER), connection=1)
+    tell(table, registration(1, SLAVE), connection=1)
+    tell(table, registration(2, OTHER), connection=2)
+    event = only(table.drop_connection(1), SmallestIdChanged)
     assert (event.smallest_id, event.offline_address, event.others) == (2, MASTER, ())

@@ -70,19 +70,19 @@ def test_only_the_smallest_slave_speaks_for_a_group_without_master() -> None:
 
 def test_a_group_that_loses_its_master_is_read_only_until_a_master_returns_if_slaves_may_act() -> None:
     table = RouteTable()
-    tell(table, registration(acting_master=True), holder=1)
-    tell(table, registration(1, SLAVE, acting_master=True), holder=2)
-    table.drop_holder(1)
+    tell(table, registration(acting_master=True), connection=1)
+    tell(table, registration(1, SLAVE, acting_master=True), connection=2)
+    table.drop_connection(1)
     assert permissions(table) == {"T1": 4, "T2": 4}
-    tell(table, registration(acting_master=True), holder=3)
+    tell(table, registration(acting_master=True), connection=3)
     assert permissions(table) == {"T1": 6, "T2": 6}
 
 
 def test_a_group_without_acting_master_keeps_its_permissions_when_the_master_leaves() -> None:
     table = RouteTable()
-    tell(table, registration(), holder=1)
-    tell(table, registration(1, SLAVE), holder=2)
-    table.drop_holder(1)
+    tell(table, registration(), connection=1)
+    tell(table, registration(1, SLAVE), connection=2)
+    table.drop_connection(1)
     assert permissions(table) == {"T1": 6, "T2": 6}
 
 
@@ -121,7 +121,7 @@ def test_an_older_edition_over_the_same_connection_renews_the_lease_and_nothing_
 
 
 @pytest.mark.parametrize(
-    ("broker_id", "version", "holder"),
+    ("broker_id", "version", "connection"),
     [
         pytest.param(0, DataVersion(0, 40, 4), 2, id="another connection"),
         pytest.param(0, DataVersion(1, 40, 4), 1, id="a newer epoch"),
@@ -129,11 +129,13 @@ def test_an_older_edition_over_the_same_connection_renews_the_lease_and_nothing_
         pytest.param(1, DataVersion(0, 40, 4), 1, id="a slave"),
     ],
 )
-def test_a_smaller_edition_is_news_unless_it_was_overtaken(broker_id: int, version: DataVersion, holder: int) -> None:
+def test_a_smaller_edition_is_news_unless_it_was_overtaken(
+    broker_id: int, version: DataVersion, connection: int
+) -> None:
     table = RouteTable()
-    tell(table, registration(broker_id, acting_master=False, version=DataVersion(0, 50, 5)), holder=1)
+    tell(table, registration(broker_id, acting_master=False, version=DataVersion(0, 50, 5)), connection=1)
     said = registration(broker_id, acting_master=False, topics={"T1": FEW, "T2": FEW}, version=version)
-    tell(table, said, holder=holder)
+    tell(table, said, connection=connection)
     assert dict(table.queues_of("broker-a")) == {"T1": FEW, "T2": FEW}
 
 
@@ -205,9 +207,9 @@ def test_a_known_body_is_remembered_for_the_broker_that_sent_it() -> None:
 def test_an_unchanged_body_renews_the_lease_and_moves_the_holder() -> None:
     table = RouteTable()
     said = registration(fingerprint=b"body")
-    tell(table, said, holder=1, now=0.0)
-    assert tell(table, replace(said, table=None), holder=2, now=100.0) == RegistrationOutcome()
-    assert table.drop_holder(1) == ()
+    tell(table, said, connection=1, now=0.0)
+    assert tell(table, replace(said, table=None), connection=2, now=100.0) == RegistrationOutcome()
+    assert table.drop_connection(1) == ()
     assert table.evict_expired(now=200.0) == ()
     assert remembered(table)
 
@@ -245,7 +247,7 @@ def test_a_missing_body_that_is_not_remembered_is_a_bug_of_the_caller() -> None:
         pytest.param(lambda table: table.register_topic("T9", {"broker-a": FEW}), id="an announced topic"),
         pytest.param(lambda table: tell(table, registration(2, OTHER)), id="a broker that joins"),
         pytest.param(lambda table: tell(table, registration(2, SLAVE)), id="a broker with another id"),
-        pytest.param(lambda table: table.drop_holder(2), id="a broker that leaves"),
+        pytest.param(lambda table: table.drop_connection(2), id="a broker that leaves"),
         pytest.param(lambda table: tell(table, registration(1, SLAVE, cluster="c2")), id="another cluster"),
         pytest.param(lambda table: tell(table, registration()), id="a body without a fingerprint"),
         pytest.param(lambda table: table.forget_fingerprints(), id="another setting"),
@@ -253,8 +255,8 @@ def test_a_missing_body_that_is_not_remembered_is_a_bug_of_the_caller() -> None:
 )
 def test_a_body_is_forgotten_by_whatever_could_make_it_news_again(change: Callable[[RouteTable], object]) -> None:
     table = RouteTable()
-    tell(table, registration(1, SLAVE), holder=2)
-    tell(table, registration(fingerprint=b"body"), holder=1)
+    tell(table, registration(1, SLAVE), connection=2)
+    tell(table, registration(fingerprint=b"body"), connection=1)
     change(table)
     assert not remembered(table)
     assert not table.remembers(registration(cluster="c2", fingerprint=b"body"))
@@ -265,15 +267,15 @@ def test_a_body_is_forgotten_by_whatever_could_make_it_news_again(change: Callab
     [
         pytest.param(lambda table: table.delete_topic("unknown"), id="a topic nobody has"),
         pytest.param(lambda table: table.forbid_writes("broker-a"), id="a ban, which the same edition does not lift"),
-        pytest.param(lambda table: table.renew(KEY, holder=1, now=1.0), id="a heartbeat"),
+        pytest.param(lambda table: table.renew(KEY, connection=1, now=1.0), id="a heartbeat"),
         pytest.param(lambda table: tell(table, registration(1, SLAVE, version=2)), id="a slave's new edition"),
         pytest.param(lambda table: tell(table, registration(name="b", address=OTHER)), id="another group"),
     ],
 )
 def test_a_body_stays_known_through_what_cannot_make_it_news(change: Callable[[RouteTable], object]) -> None:
     table = RouteTable()
-    tell(table, registration(1, SLAVE), holder=2)
-    tell(table, registration(fingerprint=b"body"), holder=1)
+    tell(table, registration(1, SLAVE), connection=2)
+    tell(table, registration(fingerprint=b"body"), connection=1)
     change(table)
     assert remembered(table)
 
@@ -438,7 +440,7 @@ def test_mappings_go_with_their_topic_and_with_their_group() -> None:
     assert mapped(tell(table, said).events) == {"T1": True, "T2": True}
     assert mapped(table.delete_topic("T1")) == {"T1": False}
     assert table.mapping("broker-a", "T1") is None
-    assert mapped(table.drop_holder(1)) == {"T2": False}
+    assert mapped(table.drop_connection(1)) == {"T2": False}
     tell(table, registration())
     assert table.mapping("broker-a", "T2") is None
 

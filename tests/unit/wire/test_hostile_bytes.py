@@ -13,9 +13,9 @@ from skyroute.wire.calls.registration import (
     body_fingerprint,
     decode_broker_key,
     decode_data_version,
-    decode_goodbye,
     decode_registration,
     decode_topic_table,
+    decode_unregistration,
 )
 from skyroute.wire.calls.route import decode_route, decode_route_query, decode_topic_registration
 from skyroute.wire.command import FORM_JSON, Request
@@ -48,7 +48,7 @@ def read_command(request: Request) -> None:
         decode_registration,
         lambda request: run_through(decode_topic_table(request)),
         lambda request: run_through(body_fingerprint(request)),
-        decode_goodbye,
+        decode_unregistration,
         decode_broker_key,
         decode_kv_key,
         decode_route_query,

@@ -19,16 +19,16 @@ from skyroute.wire.calls.registration import (
     FILTER_SERVERS_MAX,
     MAPPED_QUEUES_MAX,
     TOPICS_MAX,
-    Goodbye,
+    Unregistration,
     body_fingerprint,
     decode_broker_key,
     decode_data_version,
-    decode_goodbye,
     decode_registration,
     decode_topic_table,
-    encode_goodbye,
+    decode_unregistration,
     encode_registration,
     encode_registration_reply,
+    encode_unregistration,
     encode_version_reply,
 )
 from skyroute.wire.command import Request, Response
@@ -640,8 +640,8 @@ def test_a_registration_without_a_table_has_an_empty_one() -> None:
 
 
 def test_a_goodbye_is_read_back_as_it_was() -> None:
-    goodbye = Goodbye("DefaultCluster", "broker-a", 1, "10.0.0.1:10911")
-    assert decode_goodbye(encode_goodbye(goodbye)) == goodbye
+    unregistration = Unregistration("DefaultCluster", "broker-a", 1, "10.0.0.1:10911")
+    assert decode_unregistration(encode_unregistration(unregistration)) == unregistration
 
 
 # ----------------------------------------------------------------------------------------- replies and the others
@@ -664,7 +664,7 @@ def test_a_broker_is_told_its_master_if_it_has_one(outcome: RegistrationOutcome,
 
 
 def test_a_goodbye_names_the_broker_in_full() -> None:
-    assert decode_goodbye(Request(code=104, fields=FIELDS)) == Goodbye(
+    assert decode_unregistration(Request(code=104, fields=FIELDS)) == Unregistration(
         "DefaultCluster", "broker-a", 0, "10.0.0.1:10911"
     )
 
@@ -672,7 +672,7 @@ def test_a_goodbye_names_the_broker_in_full() -> None:
 @pytest.mark.parametrize("name", ["brokerAddr", "brokerId", "brokerName", "clusterName"])
 def test_a_goodbye_that_lacks_a_field_is_refused_by_name(name: str) -> None:
     with pytest.raises(FieldError, match=f"{name} is required"):
-        decode_goodbye(Request(code=104, fields={key: value for key, value in FIELDS.items() if key != name}))
+        decode_unregistration(Request(code=104, fields={key: value for key, value in FIELDS.items() if key != name}))
 
 
 def test_a_heartbeat_names_cluster_and_address() -> None:

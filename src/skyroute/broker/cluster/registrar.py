@@ -19,10 +19,10 @@ from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.routing.registration import Registration, TopicTable
 from skyroute.routing.topology import Permission
 from skyroute.wire.calls.registration import (
-    Goodbye,
+    Unregistration,
     decode_registration_reply,
     decode_version_reply,
-    encode_goodbye,
+    encode_unregistration,
     encode_heartbeat,
     encode_registration,
     encode_version_query,
@@ -209,7 +209,7 @@ class Registrar:
     async def _say_goodbye(self, channel: Channel) -> None:
         own = self._identity
         try:
-            await channel.call(encode_goodbye(Goodbye(own.cluster, own.name, own.broker_id, own.address)), GOODBYE_S)
+            await channel.call(encode_unregistration(Unregistration(own.cluster, own.name, own.broker_id, own.address)), GOODBYE_S)
         except RemotingError as error:
             log.debug("goodbye not answered name_server=%s reason=%s", channel.address, error)
 

@@ -20,9 +20,9 @@ from skyroute.wire.calls.registration import (
     body_fingerprint,
     decode_broker_key,
     decode_data_version,
-    decode_goodbye,
     decode_registration,
     decode_topic_table,
+    decode_unregistration,
     encode_registration_reply,
     encode_version_reply,
 )
@@ -40,7 +40,7 @@ Publish = Callable[[Collection[RouteEvent]], None]
 
 @dataclass(frozen=True, slots=True)
 class BrokerHandlers:
-    """Registration, heartbeat and goodbye."""
+    """Registration, heartbeat and unregistration."""
 
     table: RouteTable
     kv: KvConfig
@@ -87,7 +87,7 @@ class BrokerHandlers:
                 return Response.error("the connection ended")  # no broker joins through a closed connection
             outcome = self.table.register(
                 registration,
-                holder=peer.connection,
+                connection=peer.connection,
                 now=self.clock.monotonic(),
                 delete_missing_topics=delete_missing,
                 preparation=preparation,
@@ -115,10 +115,12 @@ class BrokerHandlers:
         return encode_registration_reply(outcome, order_topics or b"")
 
     def unregister(self, request: Request, peer: Peer) -> Response:
-        goodbye = decode_goodbye(request)
-        events = self.table.unregister(goodbye.cluster, goodbye.address, goodbye.broker_name, goodbye.broker_id)
+        unregistration = decode_unregistration(request)
+        events = self.table.unregister(
+            unregistration.cluster, unregistration.address, unregistration.broker_name, unregistration.broker_id
+        )
         if not events:
-            log.debug("goodbye of an unknown broker peer=%s %s", peer.address, goodbye)
+            log.debug("unregistration of an unknown broker peer=%s %s", peer.address, unregistration)
         self.publish(events)
         return Response()
 
@@ -127,7 +129,7 @@ class BrokerHandlers:
         return Response()
 
     def _renew(self, key: BrokerKey, peer: Peer) -> None:
-        self.publish(self.table.renew(key, holder=peer.connection, now=self.clock.monotonic()) or ())
+        self.publish(self.table.renew(key, connection=peer.connection, now=self.clock.monotonic()) or ())
 
     def query_data_version(self, request: Request, peer: Peer) -> Response:
         """Compare versions. It counts as a heartbeat whatever the outcome: some brokers send nothing else."""

@@ -1,4 +1,4 @@
-"""What brokers say to name servers about themselves: register, heartbeat, compare versions, say goodbye."""
+"""What brokers say to name servers about themselves: register, heartbeat, compare versions, say unregistration."""
 
 import hashlib
 import zlib
@@ -580,7 +580,7 @@ def decode_registration_reply(response: Response) -> RegistrationReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Goodbye:
+class Unregistration:
     """A broker's word that it is leaving."""
 
     cluster: str
@@ -589,14 +589,14 @@ class Goodbye:
     address: str
 
 
-def decode_goodbye(request: Request) -> Goodbye:
+def decode_unregistration(request: Request) -> Unregistration:
     """Read an unregistration.
 
     Raises:
         FieldError: a field is missing or malformed.
     """
     fields = request.fields
-    return Goodbye(
+    return Unregistration(
         cluster=required_name(fields, "clusterName"),
         broker_name=required_name(fields, "brokerName"),
         broker_id=required_int(fields, "brokerId"),
@@ -604,7 +604,7 @@ def decode_goodbye(request: Request) -> Goodbye:
     )
 
 
-def _broker_fields(registration: "Registration | Goodbye") -> dict[str, str]:
+def _broker_fields(registration: "Registration | Unregistration") -> dict[str, str]:
     return {
         "brokerAddr": registration.address,
         "brokerId": str(registration.broker_id),
@@ -613,9 +613,9 @@ def _broker_fields(registration: "Registration | Goodbye") -> dict[str, str]:
     }
 
 
-def encode_goodbye(goodbye: Goodbye) -> Request:
+def encode_unregistration(unregistration: Unregistration) -> Request:
     """Write an unregistration."""
-    return Request(RequestCode.UNREGISTER_BROKER, _broker_fields(goodbye))
+    return Request(RequestCode.UNREGISTER_BROKER, _broker_fields(unregistration))
 
 
 def encode_heartbeat(registration: Registration) -> Request:

@@ -2,14 +2,14 @@
 
 Records for whoever keeps a table, `RouteTable` or a replay of the journal: they write them, and everyone else is given
 values made from them. The methods of a group answer and compare; they never write, so that a registration can be
-weighed before anything is touched.
+weighed before anything is invalidated.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from skyroute.routing.held_bytes import mapping_bytes, topic_bytes
+from skyroute.routing.memory_estimate import mapping_bytes, topic_bytes
 from skyroute.routing.registration import DataVersion, TopicTable
 from skyroute.routing.topology import MASTER_ID, BrokerGroup, BrokerKey, Permission, QueueSettings, StaticMapping
 
@@ -21,17 +21,17 @@ UNKNOWN: Final = 1 << 63
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class GroupMember:
     """One broker of a group, and its lease."""
 
-    group: "Group"
+    group: "GroupState"
     broker_id: int
     address: str
     ha_address: str | None
     version: DataVersion
     lease_s: float
     expires_at: float
-    holder: int
+    connection: int
     knows_acting: bool
     """The broker says whether slaves may act for a master, yes or no; brokers before 5.0 do not."""
     fingerprint: bytes | None = None
@@ -82,14 +82,14 @@ class QueueDelta:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class GroupState:
     """Brokers of one name, and what they serve together."""
 
     name: str
     cluster: str
     acting_master: bool = False
     zone: str | None = None
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, GroupMember] = field(default_factory=dict)
     queues: dict[str, QueueSettings] = field(default_factory=dict)
     """As the brokers gave them; `settings` is what clients may use."""
     forbidden: set[str] = field(default_factory=set)
@@ -97,7 +97,7 @@ class Group:
     mappings: dict[str, StaticMapping] = field(default_factory=dict)
     """Only for topics that are in `queues`."""
     queue_bytes: int = 0
-    """Approximate memory of `queues`, by `held_bytes`."""
+    """Approximate memory of `queues`, by `registration_bytes`."""
     replacements: int = 0
     """How often `queues` was replaced by another dictionary."""
 
@@ -110,13 +110,13 @@ class Group:
         return broker_id, self.members[broker_id].address
 
     @property
-    def master(self) -> Member | None:
+    def master(self) -> GroupMember | None:
         return self.members.get(MASTER_ID)
 
-    def by_id(self) -> Iterator[Member]:
+    def by_id(self) -> Iterator[GroupMember]:
         return (self.members[broker_id] for broker_id in sorted(self.members))
 
-    def member_at(self, address: str) -> Member | None:
+    def member_at(self, address: str) -> GroupMember | None:
         return next((member for member in self.members.values() if member.address == address), None)
 
     def settings(self, topic: str) -> QueueSettings | None:

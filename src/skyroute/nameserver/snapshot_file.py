@@ -13,8 +13,8 @@ import msgspec
 
 from skyroute.files.replace import replace_file
 from skyroute.nameserver.errors import SnapshotError
-from skyroute.routing.errors import ImageError
-from skyroute.routing.image import GroupImage, MemberImage, TableImage
+from skyroute.routing.errors import InvalidSnapshotError
+from skyroute.routing.snapshot import GroupSnapshot, MemberSnapshot, TableSnapshot
 from skyroute.routing.topology import QueueSettings, StaticMapping
 
 FORM: Final = "skyroute-routes"
@@ -41,7 +41,7 @@ class _Group(msgspec.Struct, frozen=True):
     cluster: str
     acting_master: bool
     zone: str | None
-    members: tuple[MemberImage, ...]
+    members: tuple[MemberSnapshot, ...]
     queues: list[tuple[QueueSettings, list[str]]]
     forbidden: frozenset[str]
     mappings: dict[str, StaticMapping]
@@ -52,7 +52,7 @@ _group_decoder: Final = msgspec.json.Decoder(_Group)
 _header_decoder: Final = msgspec.json.Decoder(Header)
 
 
-def encode_snapshot(image: TableImage, *, server_id: str, sequence: int, wall_ms: int) -> list[bytes]:
+def encode_snapshot(image: TableSnapshot, *, server_id: str, sequence: int, wall_ms: int) -> list[bytes]:
     """Return an image as the lines of a file. Line by line, so that other threads get their turn.
 
     The lines are not joined: a large table has hundreds of megabytes.
@@ -65,7 +65,7 @@ def encode_snapshot(image: TableImage, *, server_id: str, sequence: int, wall_ms
     return [_encoder.encode(header) + b"\n", *lines]
 
 
-def decode_snapshot(content: bytes) -> tuple[Header, TableImage]:
+def decode_snapshot(content: bytes) -> tuple[Header, TableSnapshot]:
     """Return what a file holds.
 
     Raises:
@@ -81,9 +81,9 @@ def decode_snapshot(content: bytes) -> tuple[Header, TableImage]:
     if len(body) != header.body_bytes or zlib.crc32(body) != header.crc32:
         raise SnapshotError("its checksum is wrong")
     try:
-        image = TableImage(tuple(map(_from_line, body.splitlines())))
+        image = TableSnapshot(tuple(map(_from_line, body.splitlines())))
         image.check()
-    except (msgspec.MsgspecError, ValueError, ImageError) as error:
+    except (msgspec.MsgspecError, ValueError, InvalidSnapshotError) as error:
         raise SnapshotError(f"it does not hold a route table: {error}") from error
     return header, image
 
@@ -97,7 +97,7 @@ def write_snapshot(path: Path, lines: Sequence[bytes]) -> None:
     replace_file(path, lines, keep_backup=False)
 
 
-def _to_line(group: GroupImage) -> _Group:
+def _to_line(group: GroupSnapshot) -> _Group:
     alike: dict[QueueSettings, list[str]] = {}
     for topic, settings in group.queues.items():
         alike.setdefault(settings, []).append(topic)
@@ -113,12 +113,12 @@ def _to_line(group: GroupImage) -> _Group:
     )
 
 
-def _from_line(line: bytes) -> GroupImage:
+def _from_line(line: bytes) -> GroupSnapshot:
     group = _group_decoder.decode(line)
     queues: dict[str, QueueSettings] = {}
     for settings, topics in group.queues:
         queues.update(dict.fromkeys(topics, settings))
-    return GroupImage(
+    return GroupSnapshot(
         name=group.name,
         cluster=group.cluster,
         acting_master=group.acting_master,

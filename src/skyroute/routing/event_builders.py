@@ -11,14 +11,14 @@ from skyroute.routing.events import (
     SmallestIdChanged,
     WritesChanged,
 )
-from skyroute.routing.groups import Group, Member
+from skyroute.routing.group_state import GroupMember, GroupState
 from skyroute.routing.registration import DataVersion
 
 Standing = tuple[int, str | None, DataVersion]
 """What may change of a broker that stays: its id, its replication address, its table's edition."""
 
 
-def broker_joined(member: Member, cause: Cause = Cause.REGISTERED) -> BrokerJoined:
+def broker_joined(member: GroupMember, cause: Cause = Cause.REGISTERED) -> BrokerJoined:
     """A broker that was just put into its group."""
     return BrokerJoined(
         cluster=member.group.cluster,
@@ -28,12 +28,12 @@ def broker_joined(member: Member, cause: Cause = Cause.REGISTERED) -> BrokerJoin
         ha_address=member.ha_address,
         version=member.version,
         lease_s=member.lease_s,
-        holder=member.holder,
+        connection=member.connection,
         cause=cause,
     )
 
 
-def broker_confirmed(member: Member, cause: Cause) -> BrokerConfirmed:
+def broker_confirmed(member: GroupMember, cause: Cause) -> BrokerConfirmed:
     """A restored broker that was just heard from."""
     return BrokerConfirmed(
         cluster=member.group.cluster,
@@ -41,12 +41,12 @@ def broker_confirmed(member: Member, cause: Cause) -> BrokerConfirmed:
         broker_id=member.broker_id,
         address=member.address,
         version=member.version,
-        holder=member.holder,
+        connection=member.connection,
         cause=cause,
     )
 
 
-def lease_held(member: Member) -> LeaseHeld:
+def lease_held(member: GroupMember) -> LeaseHeld:
     """A broker whose lease was just lengthened."""
     return LeaseHeld(
         cluster=member.group.cluster,
@@ -58,7 +58,7 @@ def lease_held(member: Member) -> LeaseHeld:
     )
 
 
-def broker_left(member: Member, cause: Cause, *, holder_is_idle: bool) -> BrokerLeft:
+def broker_left(member: GroupMember, cause: Cause, *, connection_is_unused: bool) -> BrokerLeft:
     """A broker that was just taken out of its group."""
     return BrokerLeft(
         cluster=member.group.cluster,
@@ -67,12 +67,12 @@ def broker_left(member: Member, cause: Cause, *, holder_is_idle: bool) -> Broker
         address=member.address,
         cause=cause,
         version=member.version,
-        holder=member.holder,
-        holder_is_idle=holder_is_idle,
+        connection=member.connection,
+        connection_is_unused=connection_is_unused,
     )
 
 
-def broker_changed(member: Member, before: Standing, after: Standing) -> BrokerChanged:
+def broker_changed(member: GroupMember, before: Standing, after: Standing) -> BrokerChanged:
     """A broker that stays and has another standing."""
     return BrokerChanged(
         cluster=member.group.cluster,
@@ -88,7 +88,7 @@ def broker_changed(member: Member, before: Standing, after: Standing) -> BrokerC
 
 
 def group_placed(
-    group: Group,
+    group: GroupState,
     cluster: str,
     zone: str | None,
     *,
@@ -113,7 +113,7 @@ def group_placed(
     ]
 
 
-def group_gone(group: Group) -> GroupChanged:
+def group_gone(group: GroupState) -> GroupChanged:
     """A group whose last broker left."""
     return GroupChanged(
         broker_name=group.name,
@@ -128,7 +128,7 @@ def group_gone(group: Group) -> GroupChanged:
 
 
 def writes_changed(
-    group: Group, cause: Cause, *, forbidden: frozenset[str] = frozenset(), restored: frozenset[str] = frozenset()
+    group: GroupState, cause: Cause, *, forbidden: frozenset[str] = frozenset(), restored: frozenset[str] = frozenset()
 ) -> list[WritesChanged]:
     """An operator's ban that was laid or lifted."""
     if not forbidden and not restored:
@@ -137,7 +137,7 @@ def writes_changed(
 
 
 def smallest_changed(
-    group: Group, before: tuple[int, str] | None, cause: Cause, registrant: Member | None = None
+    group: GroupState, before: tuple[int, str] | None, cause: Cause, registrant: GroupMember | None = None
 ) -> list[SmallestIdChanged]:
     """Tell who has the smallest id now, if that is another id than before and there is someone to tell.
 

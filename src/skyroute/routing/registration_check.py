@@ -4,28 +4,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError
-from skyroute.routing.groups import Group, Member, QueueDelta
-from skyroute.routing.held_bytes import server_bytes
+from skyroute.routing.group_state import GroupMember, GroupState, QueueDelta
 from skyroute.routing.leases import Leases
+from skyroute.routing.memory_estimate import server_bytes
 from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.topology import MASTER_ID, BrokerKey
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class RegistrationCheck:
     """A broker's claim to an id in a group, held against who is there."""
 
     registration: Registration
     table: TopicTable
-    group: Group
+    group: GroupState
     """The group of its name; empty and not yet in the table, if the name is new."""
-    own: Member | None
+    own: GroupMember | None
     """The same address in that group, whatever its id."""
-    rival: Member | None
+    rival: GroupMember | None
     """Another address that holds the id."""
-    stray: Member | None
+    stray: GroupMember | None
     """The same broker in another group."""
-    displaced: tuple[Member, ...]
+    displaced: tuple[GroupMember, ...]
     """Members that cannot follow the group into its new cluster, where another group has a broker at their address."""
     moves: bool
     """The group is in another cluster so far."""
@@ -81,14 +81,14 @@ class Claim:
                 " topic; it must send its whole table first"
             )
 
-    def is_overtaken(self, holder: int) -> bool:
-        """A later registration of the same master came first through the same holder.
+    def is_overtaken(self, connection: int) -> bool:
+        """A later registration of the same master came first through the same connection.
 
         A slave copies its master's editions, and a broker may start again from an older file: there a smaller number
         can be news.
         """
         own, new = self.own, self.table.version
-        if own is None or self.moves or own.holder != holder:
+        if own is None or self.moves or own.connection != connection:
             return False
         if own.broker_id != MASTER_ID or self.registration.broker_id != MASTER_ID:
             return False
@@ -128,14 +128,16 @@ class Claim:
         return self.registration.acting_master is not None and all(broker_id <= other for other in others)
 
 
-def find_claim(groups: Mapping[str, Group], leases: Leases, registration: Registration, table: TopicTable) -> Claim:
+def check_registration(
+    groups: Mapping[str, GroupState], leases: Leases, registration: Registration, table: TopicTable
+) -> RegistrationCheck:
     """Find whom a registration meets.
 
     Raises:
         NameTakenError: A broker of another cluster lives by this name and id.
     """
     cluster, address = registration.key
-    group = groups.get(registration.broker_name) or Group(registration.broker_name, cluster)
+    group = groups.get(registration.broker_name) or GroupState(registration.broker_name, cluster)
     own, rival = group.member_at(address), group.members.get(registration.broker_id)
     if rival is own:
         rival = None
@@ -150,4 +152,4 @@ def find_claim(groups: Mapping[str, Group], leases: Leases, registration: Regist
         stray = None
     followers = [member for member in group.members.values() if member is not own] if moves else []
     displaced = tuple(member for member in followers if BrokerKey(cluster, member.address) in leases)
-    return Claim(registration, table, group, own, rival, stray, displaced, moves)
+    return RegistrationCheck(registration, table, group, own, rival, stray, displaced, moves)

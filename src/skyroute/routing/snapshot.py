@@ -6,15 +6,15 @@ Leases, holders and fingerprints are left out: a restored broker has yet to be h
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from skyroute.routing.errors import ImageError
-from skyroute.routing.groups import Group, Member
-from skyroute.routing.held_bytes import MEMBER_BYTES, mapping_bytes, server_bytes, topic_bytes
+from skyroute.routing.errors import InvalidSnapshotError
+from skyroute.routing.group_state import GroupMember, GroupState
+from skyroute.routing.memory_estimate import MEMBER_BYTES, mapping_bytes, server_bytes, topic_bytes
 from skyroute.routing.registration import DataVersion
 from skyroute.routing.topology import QueueSettings, StaticMapping
 
 
 @dataclass(frozen=True, slots=True)
-class MemberImage:
+class MemberSnapshot:
     """One broker of a group."""
 
     broker_id: int
@@ -29,24 +29,24 @@ class MemberImage:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupImage:
+class GroupSnapshot:
     """One broker group and what it serves."""
 
     name: str
     cluster: str
     acting_master: bool
     zone: str | None
-    members: tuple[MemberImage, ...]
+    members: tuple[MemberSnapshot, ...]
     queues: Mapping[str, QueueSettings]
     forbidden: frozenset[str]
     mappings: Mapping[str, StaticMapping]
 
 
 @dataclass(frozen=True, slots=True)
-class TableImage:
+class TableSnapshot:
     """Every group at one instant."""
 
-    groups: tuple[GroupImage, ...] = ()
+    groups: tuple[GroupSnapshot, ...] = ()
 
     @property
     def broker_count(self) -> int:
@@ -57,7 +57,7 @@ class TableImage:
         return sum(len(group.queues) for group in self.groups)
 
     @property
-    def held_bytes(self) -> int:
+    def registration_bytes(self) -> int:
         """Approximate memory of it in a table, in bytes."""
         return sum(
             topic_bytes(group.queues)
@@ -70,42 +70,42 @@ class TableImage:
         """Hold it against what is true of every table.
 
         Raises:
-            ImageError: It is not the image of a table.
+            InvalidSnapshotError: It is not the image of a table.
         """
         names = {group.name for group in self.groups}
         ids = {(group.name, member.broker_id) for group in self.groups for member in group.members}
         keys = {(group.cluster, member.address) for group in self.groups for member in group.members}
         if len(names) != len(self.groups):
-            raise ImageError("two broker groups have one name")
+            raise InvalidSnapshotError("two broker groups have one name")
         if not len(ids) == len(keys) == self.broker_count:
-            raise ImageError("two brokers have one id or one address")
+            raise InvalidSnapshotError("two brokers have one id or one address")
         for group in self.groups:
             if not group.members:
-                raise ImageError(f"broker group {group.name} has no broker")
+                raise InvalidSnapshotError(f"broker group {group.name} has no broker")
             if not group.forbidden | group.mappings.keys() <= group.queues.keys():
-                raise ImageError(f"broker group {group.name} has words on topics that it does not serve")
+                raise InvalidSnapshotError(f"broker group {group.name} has words on topics that it does not serve")
 
 
-def image_of(groups: Iterable[Group], now: float) -> TableImage:
+def snapshot_of(groups: Iterable[GroupState], now: float) -> TableSnapshot:
     """Return what these groups hold now; the copy takes milliseconds for hundreds of thousands of topics."""
-    return TableImage(tuple(_image_of_group(group, now) for group in groups))
+    return TableSnapshot(tuple(_snapshot_of_group(group, now) for group in groups))
 
 
-def _image_of_group(group: Group, now: float) -> GroupImage:
-    return GroupImage(
+def _snapshot_of_group(group: GroupState, now: float) -> GroupSnapshot:
+    return GroupSnapshot(
         name=group.name,
         cluster=group.cluster,
         acting_master=group.acting_master,
         zone=group.zone,
-        members=tuple(_image_of_member(member, now) for member in group.by_id()),
+        members=tuple(_snapshot_of_member(member, now) for member in group.by_id()),
         queues=dict(group.queues),
         forbidden=frozenset(group.forbidden),
         mappings=dict(group.mappings),
     )
 
 
-def _image_of_member(member: Member, now: float) -> MemberImage:
-    return MemberImage(
+def _snapshot_of_member(member: GroupMember, now: float) -> MemberSnapshot:
+    return MemberSnapshot(
         broker_id=member.broker_id,
         address=member.address,
         ha_address=member.ha_address,
