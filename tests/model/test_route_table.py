@@ -3,9 +3,9 @@
 The model keeps flat tables, works on a copy, and looks at everything on every call. After every step:
 
 1. Both agree on every answer: routes, with and without acting masters and zones, clusters, members, editions.
-2. The table's own books agree: a broker is one address in a cluster, one id in a group, and one of its connection's; there
-   is no empty group, cluster, connection or topic; a topic is listed under exactly the groups that have queues of it; bans
-   lie only on topics that could be written, mappings only on topics that are served.
+2. The table is consistent: a broker is one address in a cluster, one id in a group and is listed under its connection;
+   no group, cluster, connection or topic is empty; a topic is listed under exactly the groups that have queues of it;
+   writes are forbidden only to writable topics, and only served topics have mappings.
 3. A mirror that saw nothing but the events holds the same groups, brokers, topics, bans, mappings and filter servers,
    and so does a replay of what the journal has of them.
 4. Every event tells of a change, and no step that changed the mirror's part of the table was silent.
@@ -37,7 +37,6 @@ from skyroute.nameserver.server_events import ServerStarted
 from skyroute.nameserver.snapshot_file import decode_snapshot, encode_snapshot
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing import discovery
-from skyroute.routing import table as table_module
 from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError, RegistrationRefusedError
 from skyroute.routing.events import (
     BrokerChanged,
@@ -60,6 +59,7 @@ from skyroute.routing.preparation import Preparation
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
 from skyroute.routing.snapshot import GroupSnapshot, snapshot_of
 from skyroute.routing.table import RouteTable
+from skyroute.routing.table_writer import TOPICS_A_STEP
 from skyroute.routing.topology import BrokerKey, QueueSettings, StaticMapping
 
 CLUSTERS, NAMES, IDS = ("c1", "c2"), ("a", "b"), (0, 1, 2)
@@ -194,8 +194,8 @@ class Model:
         kept_filters = () if own is None else own.filter_servers
         still_restored = own is not None and own.restored and len(table.topics) == 1
         version = own.version if own is not None and still_restored else table.version
-        # Whoever stands in the way goes: the same broker elsewhere, the old connection of the id, the broker's own old id,
-        # and members that would follow into a cluster where another group has their address.
+        # Conflicting brokers leave: the same broker elsewhere, the former broker of the id, the broker's old id, and
+        # members that would follow into a cluster where another group has their address.
         moving = name in self.groups and self.groups[name][0] != said.cluster
         gone = [
             broker
@@ -365,9 +365,11 @@ def told(groups: Iterable[GroupState]) -> dict[str, GroupSnapshot]:
 
 
 class RouteTableMachine(RuleBasedStateMachine):
+    topics_a_step = TOPICS_A_STEP
+
     def __init__(self) -> None:
         super().__init__()
-        self.table = RouteTable()
+        self.table = RouteTable(topics_a_step=self.topics_a_step)
         self.model = Model()
         self.mirror = Mirror()
         self.replay = Replay()
@@ -477,7 +479,7 @@ class RouteTableMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """What brokers said is known as before; who held them, and until when, is not."""
         content = b"".join(encode_snapshot(self.table.snapshot(self.now), server_id="model", sequence=0, wall_ms=0))
-        self.table, self.mirror = RouteTable(), Mirror()
+        self.table, self.mirror = RouteTable(topics_a_step=self.topics_a_step), Mirror()
         events = self.table.restore(decode_snapshot(content)[1], lease_s=RESTORED_LEASE_S, now=self.now)
         assert {event.cause for event in events} <= {Cause.RESTORED}
         self.replay.apply(record_decoder.decode(encode(Numbered(0, 0, 0, ServerStarted("", 0, 0)), "model")))
@@ -707,16 +709,15 @@ class Begun(NamedTuple):
 class InStepsMachine(RouteTableMachine):
     """The same with one topic a step, and with registrations that are prepared while other things happen."""
 
+    topics_a_step = 1
+
     def __init__(self) -> None:
-        self.topics_a_step = table_module.TOPICS_A_STEP
-        table_module.TOPICS_A_STEP = 1  # type: ignore[misc]  # a bound that only this test lowers
         super().__init__()
         self.begun: list[Begun] = []
         self.prepared: Preparation | None = None
 
     def teardown(self) -> None:
         self.abandon_all()
-        table_module.TOPICS_A_STEP = self.topics_a_step  # type: ignore[misc]  # a bound that only this test lowers
         super().teardown()
 
     def tell(self, said: Registration, connection: int) -> RegistrationOutcome:

@@ -73,12 +73,12 @@ class WatchMachine(RuleBasedStateMachine):
     @rule(topics=some_topics)
     def change(self, topics: set[str]) -> None:
         self.changes.append((self.history.revision + 1, frozenset(topics)))
-        self.watches.note(topics, 5)
+        self.watches.publish(topics, 5)
 
     @rule()
     def change_all(self) -> None:
         self.changes.append((self.history.revision + 1, None))
-        self.watches.note_all()
+        self.watches.publish_all()
 
     @rule(at=watchers, topics=st.none() | some_topics)
     def begin(self, at: int, topics: set[str] | None) -> None:

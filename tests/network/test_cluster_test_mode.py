@@ -88,7 +88,7 @@ async def test_without_a_production_environment_the_unknown_stays_unknown(
 ) -> None:
     async with running(tmp_path, cluster_test=True) as here, line_to(here.address) as line:
         assert (await route(line, "OnlyThere")).code == 17
-    assert "clusterTest is on and no other name server is known" in caplog.text
+    assert "clusterTest has no production name servers" in caplog.text
 
 
 async def test_many_questions_wait_for_production_at_once_and_each_gets_its_own_answer(
@@ -129,7 +129,7 @@ async def test_production_that_is_away_is_as_if_it_knew_nothing(
             assert (await route(here, "OnlyThere")).code == 17
             await register(here, MASTER)
             assert await addresses(here) == {"broker-a": {"0": "10.0.0.1:10911"}}
-    assert f"production name server does not answer address={gone.address}" in caplog.text
+    assert f"production name server does not respond address={gone.address}" in caplog.text
 
 
 async def test_production_that_comes_back_is_asked_again(tmp_path: Path) -> None:

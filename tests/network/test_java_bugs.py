@@ -366,5 +366,5 @@ async def test_bug_26_a_body_that_inflates_beyond_measure_is_refused(tmp_path: P
     async with running(tmp_path, registration_max_length=32 * 1024) as here, line_to(here.address) as line:
         answer = await line.call(bomb.request)
         assert answer.code == 1
-        assert "inflates to more than" in (answer.remark or "")
+        assert "decompresses to more than" in (answer.remark or "")
         assert await world(line) == NOWHERE

@@ -171,7 +171,7 @@ async def test_a_body_that_inflates_beyond_measure_is_refused(tmp_path: Path, fl
     async with running(tmp_path, registration_max_length=64 * 1024) as here, line_to(here.address) as line:
         answer = await line.call(bomb.request)
         assert answer.code == 1
-        assert "inflates to more than 65536 bytes" in (answer.remark or "")
+        assert "decompresses to more than 65536 bytes" in (answer.remark or "")
         assert await world(line) == NOWHERE
 
 

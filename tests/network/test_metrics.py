@@ -208,12 +208,12 @@ async def test_journal_and_snapshot_tell_how_far_they_are(tmp_path: Path) -> Non
         line_to(here.address) as line,
     ):
         await register(line, MASTER)
-        memory = here.server._memory
-        assert memory is not None
-        journal = memory.journal
+        persistence = here.server._persistence
+        assert persistence is not None
+        journal = persistence.journal
         assert journal is not None
         await eventually(lambda: journal.caught_up)
-        await memory._keep(here.server.table)
+        await persistence._save(here.server.table)
         here.clock.advance(7)
         seen = await scrape(pages)
         on_disk = sum(path.stat().st_size for path in (tmp_path / "memory" / "journal").glob("*.jsonl*"))
@@ -229,11 +229,11 @@ async def test_journal_and_snapshot_tell_how_far_they_are(tmp_path: Path) -> Non
 async def test_a_snapshot_that_the_disk_refuses_is_counted(tmp_path: Path) -> None:
     async with watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages), line_to(here.address) as line:
         await register(line, MASTER)
-        memory = here.server._memory
-        assert memory is not None
-        memory.folder.snapshot.mkdir()
-        (memory.folder.snapshot / "in the way").touch()
-        await memory._keep(here.server.table)
+        persistence = here.server._persistence
+        assert persistence is not None
+        persistence.folder.snapshot.mkdir()
+        (persistence.folder.snapshot / "in the way").touch()
+        await persistence._save(here.server.table)
         seen = await scrape(pages)
         assert (seen("rocketmq_namesrv_snapshots_total"), seen("rocketmq_namesrv_snapshot_failures_total")) == (0, 1)
         assert not seen.has("rocketmq_namesrv_snapshot_age_seconds")
@@ -417,9 +417,9 @@ async def test_every_metric_is_listed_and_every_listed_metric_is_there(tmp_path:
         line_to(here.address) as line,
     ):
         await register(line, MASTER)
-        memory = here.server._memory
-        assert memory is not None
-        await memory._keep(here.server.table)
+        persistence = here.server._persistence
+        assert persistence is not None
+        await persistence._save(here.server.table)
         assert told(await scrape(pages)) == listed("The name server's") | listed("Of both")
 
 

@@ -116,7 +116,7 @@ async def test_who_waits_for_brokers_waits_only_for_topics_that_were_not_known(t
 
 async def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     async with remembering(tmp_path):
-        with pytest.raises(FolderInUseError, match="give each a memoryPath of its own"):
+        with pytest.raises(FolderInUseError, match="give each its own memoryPath"):
             async with remembering(tmp_path):
                 pass
     async with remembering(tmp_path):
@@ -175,7 +175,7 @@ async def test_brokers_that_fall_silent_together_are_held_once(
         here.pass_time(125, sweeps=False)
         async with line_to(here.address) as other:
             assert set(await addresses(other)) == {"broker-a", "broker-b"}
-            assert "mass expiry held brokers=2" in caplog.text
+            assert "mass expiry held, leases extended once brokers=2" in caplog.text
             here.pass_time(125, sweeps=False)
             assert await addresses(other) == {}
     assert [record.kind for record in records(tmp_path)].count(Kind.LEASE_HELD) == 2

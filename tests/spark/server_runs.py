@@ -22,7 +22,7 @@ from skyroute.routing.errors import RegistrationRefusedError
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import MASTER_ID, QueueSettings
-from tests.model.test_route_table import addresses, clusters, holders, ids, names, queue_settings, registrations, topics
+from tests.model.test_route_table import addresses, clusters, connections, ids, names, queue_settings, registrations, topics
 from tests.support.clock import ManualClock
 
 BEGIN_S = 1_758_275_140.0
@@ -30,10 +30,10 @@ RESTORED_LEASE_S = 45.0
 
 _pauses = st.sampled_from((0.0, 0.001, 0.5, 1.0, 7.25, 60.0, 3_600.0))
 _acts = st.one_of(
-    st.tuples(st.just("register"), registrations, holders),
-    st.tuples(st.just("register"), registrations, holders),
-    st.tuples(st.just("renew"), addresses, holders),
-    st.tuples(st.just("drop"), holders),
+    st.tuples(st.just("register"), registrations, connections),
+    st.tuples(st.just("register"), registrations, connections),
+    st.tuples(st.just("renew"), addresses, connections),
+    st.tuples(st.just("drop"), connections),
     st.tuples(st.just("evict")),
     st.tuples(st.just("unregister"), clusters, addresses, names, ids),
     st.tuples(st.just("delete_topic"), topics),

@@ -1,8 +1,8 @@
-"""Reads only some columns of many records: what a job over a topic wants, at less than the price of whole messages."""
+"""Decodes some columns of many records, which is faster than decoding whole messages."""
 
 from collections.abc import Sequence
 from operator import itemgetter
-from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
+from struct import error as StructError  # noqa: N812 - the module's own name is too general
 from typing import Any, Final
 
 from skyroute.message.compression import unpack
@@ -22,7 +22,7 @@ COLUMNS: Final = (
     "keys",
     "unique_id",
 )
-"""What can be asked for. Each means what it means on a `StoredMessage`, but `keys` is one text, as it was sent."""
+"""Names of columns: attributes of a `StoredMessage`, except that `keys` is one text, as sent."""
 
 _FOUND_IN_PROPERTIES: Final = {"tag": TAGS, "keys": KEYS, "unique_id": UNIQUE_ID}
 _OF_PROPERTIES: Final = frozenset({"raw_properties", "properties", *_FOUND_IN_PROPERTIES})
@@ -31,7 +31,7 @@ _ALWAYS: Final = frozenset({"record_bytes", "magic", "sys_flag", "body_bytes"})
 
 
 class ColumnReader:
-    """Reads the same columns of buffer after buffer.
+    """Decodes the same columns of many buffers.
 
     Raises:
         ValueError: a column is not one of `COLUMNS`.
@@ -42,20 +42,20 @@ class ColumnReader:
     def __init__(self, columns: Sequence[str]) -> None:
         unknown = [name for name in columns if name not in COLUMNS]
         if unknown:
-            raise ValueError(f"no such columns: {', '.join(unknown)}")
+            raise ValueError(f"unknown columns: {', '.join(unknown)}")
         self.columns = tuple(columns)
         self._names = [name for name in HEAD_FIELDS if name in _ALWAYS or name in columns]
         self._places = {name: place for place, name in enumerate(self._names)}
         self._heads = compile_heads(self._names)
 
     def read(self, buffer: bytes | bytearray | memoryview) -> list[list[Any]]:
-        """Return one list a column, in the order they were asked for, with one value a record.
+        """Return one list per column, in the order requested, with one value per record.
 
         Raises:
             RecordError: the buffer is not whole records from its first byte to its last.
-            CompressionError: a body was asked for and cannot be unpacked.
+            CompressionError: a body is requested and cannot be decompressed.
         """
-        buffer = bytes(buffer)  # of bytes, no copy
+        buffer = bytes(buffer)  # no copy if it is bytes already
         heads: list[tuple[Any, ...]] = []
         bodies: list[bytes] = []
         topics: list[str] = []

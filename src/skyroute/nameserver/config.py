@@ -1,4 +1,4 @@
-"""Every setting of a name server, under Java's names at the edges and under ours inside."""
+"""Every setting of a name server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class NameServerConfig(ServerConfig):
     delete_topic_with_broker_registration: bool = setting(Scope.NAME_SERVER, default=False, live=True)
 
     registration_max_length: int = setting(Scope.OWN, default=64 * 1024 * 1024, at_least=1024)
-    """Frames longer than `frame_bytes_max` may be registrations only; their inflated bodies end here too."""
+    """Only registrations may be longer than `frame_bytes_max`, up to this. Also bounds their inflated bodies."""
     brokers_max: int = setting(Scope.OWN, default=20_000, at_least=1)
     topic_entries_max: int = setting(Scope.OWN, default=10_000_000, at_least=1)
     registration_bytes_max: int = setting(Scope.OWN, default=REGISTRATION_BYTES_MAX, at_least=1024, at_most=LONG_MAX)
@@ -56,38 +56,38 @@ class NameServerConfig(ServerConfig):
     watch_enable: bool = setting(Scope.OWN, default=True)
 
     memory_path: str = setting(Scope.OWN, default="")
-    """Empty: beside the key-value file, in a folder for the port."""
+    """Folder of journal and snapshot. Empty: `memory-PORT` beside the key-value file."""
     journal_enable: bool = setting(Scope.OWN, default=True)
     journal_segment_bytes: int = setting(Scope.OWN, default=16 * 1024 * 1024, at_least=1024)
     journal_segment_seconds: int = setting(Scope.OWN, default=60, at_least=1)
     journal_max_bytes: int = setting(Scope.OWN, default=1024 * 1024 * 1024, at_least=1024, at_most=LONG_MAX)
     journal_max_age_hours: int = setting(Scope.OWN, default=168, at_least=1)
     journal_queue_max: int = setting(Scope.OWN, default=1_000_000, at_least=1)
-    """Changes, and topics in them, that wait to be written."""
+    """Maximum number of changes, and topics in them, in the write queue."""
     journal_queue_bytes_max: int = setting(Scope.OWN, default=QUEUE_BYTES_MAX, at_least=1024, at_most=LONG_MAX)
     warm_restart_enable: bool = setting(Scope.OWN, default=True)
     warm_restart_lease_seconds: int = setting(Scope.OWN, default=45, at_least=1)
-    """Brokers speak every 30 seconds; half as much again is for those that are late."""
+    """Brokers send a heartbeat at least every 30 seconds; the rest is for late ones."""
     snapshot_interval_seconds: int = setting(Scope.OWN, default=30, at_least=1)
     snapshot_max_age_seconds: int = setting(Scope.OWN, default=3600, at_least=1)
     mass_expiry_percent: int = setting(Scope.OWN, default=0, at_most=100, live=True)
-    """If the leases of more brokers than this run out in one scan, they are held once more; 0 turns it off."""
+    """If more leases than this expire in one scan, they are extended once; 0 turns it off."""
 
     @property
     def scan_interval_s(self) -> float:
-        """How often expired leases are looked for."""
+        """Time between two scans for expired leases."""
         return self.scan_not_active_broker_interval / 1000
 
     @property
     def wait_for_service_s(self) -> float:
-        """How long after the start routes are not yet given, where `need_wait_for_service` is set."""
+        """Time after the start in which no routes are served, if `need_wait_for_service` is set."""
         return float(self.wait_seconds_for_service)
 
     @property
-    def memory(self) -> PersistenceSettings | None:
-        """What is kept over a restart; None for nothing.
+    def persistence(self) -> PersistenceSettings | None:
+        """Settings of journal and snapshot; None if both are off.
 
-        Nobody finds a server again that takes any free port: it keeps something only if it is told where.
+        A server on a free port (0) has no default folder: it persists only with `memoryPath`.
         """
         if not (self.journal_enable or self.warm_restart_enable) or not (self.memory_path or self.listen_port):
             return None
@@ -101,7 +101,7 @@ class NameServerConfig(ServerConfig):
             queue_bytes=self.journal_queue_bytes_max,
         )
         warm_restart = WarmRestart(
-            # A snapshot of a table in which nothing happens must not come to look too old.
+            # The snapshot of a table without changes must not become too old to be used.
             interval_s=min(float(self.snapshot_interval_seconds), self.snapshot_max_age_seconds / 2),
             age_s_max=float(self.snapshot_max_age_seconds),
             lease_s=float(self.warm_restart_lease_seconds),
@@ -114,7 +114,7 @@ class NameServerConfig(ServerConfig):
 
     @property
     def mass_expiry_share(self) -> float:
-        """The share of brokers beyond which leases that run out together are held; 0 for never."""
+        """Share of brokers above which leases that expire together are extended; 0 for never."""
         return self.mass_expiry_percent / 100
 
     def _fill_in(self) -> None:
@@ -124,6 +124,6 @@ class NameServerConfig(ServerConfig):
     def _refuse(self, parsed: Mapping[str, Value | None], origin: str) -> None:
         if parsed.get("enableControllerInNamesrv"):
             raise ConfigError(
-                f"enableControllerInNamesrv=true from {origin} cannot be served: there is no embedded controller here, "
-                "run Apache RocketMQ's controller on its own"
+                f"enableControllerInNamesrv=true from {origin} is not supported: there is no embedded controller; "
+                "run Apache RocketMQ's controller as its own process"
             )

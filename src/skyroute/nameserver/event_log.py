@@ -1,4 +1,4 @@
-"""Route events as lines for people."""
+"""Route events as log lines."""
 
 import logging
 from collections.abc import Collection, Iterable
@@ -26,13 +26,13 @@ NAMES_SHOWN: Final = 5
 
 
 def log_events(events: Iterable[RouteEvent]) -> None:
-    """Write a line for each."""
+    """Log each event."""
     for event in events:
         log.info("%s", describe(event))
 
 
 def describe(event: RouteEvent) -> str:  # noqa: PLR0911 - one for each kind of event
-    """Return an event as one line: a fixed phrase, then what it is about."""
+    """Return an event as one line: a fixed phrase, then key=value."""
     match event:
         case BrokerJoined():
             return (
@@ -98,7 +98,7 @@ def _change(before: object, after: object) -> str:
 
 
 def _names(names: Collection[str]) -> str:
-    """Return how many there are, and the first few of them."""
+    """Return the number of names, and the first few."""
     if not names:
         return "0"
     shown = ",".join(islice(names, NAMES_SHOWN))

@@ -15,7 +15,7 @@ from skyroute.routing.events import (
     TopicsChanged,
     WritesChanged,
 )
-from skyroute.routing.table import RouteTable
+from skyroute.routing.table_view import RouteTableView
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.fields import is_name
 
@@ -32,7 +32,7 @@ class Invalidated(NamedTuple):
 
 
 class ManyTopics(Collection[str]):
-    """A view of the topics of several collections, which may have millions.
+    """A view of the topics of several collections, without a copy: they may have millions.
 
     A topic in several collections is counted, and yielded, once for each.
     """
@@ -68,16 +68,16 @@ def invalidated_by(changes: Iterable[Change]) -> Invalidated:
                 groups.add(change.broker_name)
             case KvChanged() if change.namespace == ORDER_TOPICS and is_name(change.key):
                 topics.append((change.key,))
-            case _:  # whether brokers were heard from, who has the smallest id, and what a server says of itself
+            case _:  # confirmations, leases, smallest ids, settings and server starts change no route
                 continue
-    return Invalidated(_together(topics), groups)
+    return Invalidated(_joined(topics), groups)
 
 
-def invalidated_topics(table: RouteTable, invalidated: Invalidated) -> Collection[str]:
+def invalidated_topics(table: RouteTableView, invalidated: Invalidated) -> Collection[str]:
     """Return every topic whose route was invalidated. The table is as it is after the changes."""
-    return _together([invalidated.topics, *map(table.topics_of, invalidated.groups)])
+    return _joined([invalidated.topics, *map(table.topics_of, invalidated.groups)])
 
 
-def _together(parts: Sequence[Collection[str]]) -> Collection[str]:
+def _joined(parts: Sequence[Collection[str]]) -> Collection[str]:
     many = ManyTopics([part for part in parts if part])
     return set(many) if len(many) <= COPIED_MAX else many

@@ -1,4 +1,4 @@
-"""A name server: its parts, its start and its stop."""
+"""A name server: its parts, its handlers, its start and stop."""
 
 import asyncio
 import logging
@@ -43,11 +43,11 @@ from skyroute.wire.codes import RequestCode
 log = logging.getLogger(__name__)
 
 REQUEST_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
-"""Between which times requests are told apart, for those who watch."""
+"""Upper bounds of the latency histogram buckets, in seconds."""
 
 
 class NameServer:
-    """One name server. `start` it inside a running loop, `stop` it there; it can be embedded in any program."""
+    """One name server. Call `start` and `stop` inside a running loop; it can be embedded in any program."""
 
     def __init__(self, config: NameServerConfig, *, upstream: Sequence[str] = (), clock: Clock | None = None) -> None:
         self.config = config
@@ -66,14 +66,14 @@ class NameServer:
         )
         self._repeats = self._routes.repeats
         self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enable else None
-        self._memory: Persistence | None = None
-        self._is_settling = False
-        """Some brokers were restored and have not been heard from yet."""
+        self._persistence: Persistence | None = None
+        self._has_unconfirmed = False
+        """Some restored brokers have not sent anything yet."""
         self._notifier: Notifier | None = None
         self._server: Server | None = None
         self._lease_scan: LeaseScan | None = None
         self._background = Background()
-        self._is_unswept = asyncio.Event()
+        self._sweep_due = asyncio.Event()
         self._stopping = False
         self._events: Counter[tuple[type[RouteEvent], Cause]] = Counter()
         self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
@@ -84,12 +84,12 @@ class NameServer:
 
     @property
     def address(self) -> str:
-        """Where we listen, as `host:port`."""
+        """The listening address, as `host:port`."""
         assert self._server is not None
         return join_address(self.config.bind_address, self._server.port)
 
     async def start(self) -> None:
-        """Load what was kept, and begin to serve.
+        """Load the key-value config and the snapshot, and begin to serve.
 
         Raises:
             SkyrouteError: a file, a certificate or the port cannot be used; its text says which and why.
@@ -110,22 +110,21 @@ class NameServer:
             limits=config.limits(exempt={RequestCode.REGISTER_BROKER: config.registration_max_length}),
             polling=self._polling,
         )
-        # A port that is taken is found out before anything is recorded: who tries again and again must not fill the
-        # journal with what each start restores.
+        # Bind before recording: a server that restarts in a loop because its port is taken must not fill the journal.
         await server.bind(config.bind_address, config.listen_port)
         try:
             await self._open_pages(server)
-            self._remember(server.port)
+            self._open_persistence(server.port)
             await server.serve()
         except BaseException:
             await server.stop()
-            await self._forget()
+            await self._close_persistence()
             await self._close_pages()
             raise
         self._server = server
         config.listen_port = server.port
         if config.cluster_test and self._upstream is None:
-            log.warning("clusterTest is on and no other name server is known: give one with -n or NAMESRV_ADDR")
+            log.warning("clusterTest has no production name servers: set them with -n or NAMESRV_ADDR")
         self._lease_scan = LeaseScan(
             self.table,
             self._publish,
@@ -134,40 +133,40 @@ class NameServer:
             self.clock,
             lambda: config.mass_expiry_share,
         )
-        if self._memory is not None:
-            self._background.spawn(self._memory.keep(self.table))
+        if self._persistence is not None:
+            self._background.spawn(self._persistence.run(self.table))
         if self._watches is not None:
             self._background.spawn(self._watches.run(self.clock.monotonic))
-        for work in (self._lease_scan.run(), self._keep_swept(), tls.watch(), print_kv(self.kv)):
+        for work in (self._lease_scan.run(), self._sweep_index(), tls.watch(), print_kv(self.kv)):
             self._background.spawn(work)
 
     async def stop(self) -> None:
-        """Serve what is under way, close every connection, and end within a bounded time."""
+        """Finish requests under way, close every connection, and end within a bounded time."""
         self._stopping = True
         if self._watches is not None:
             self._watches.close()
-        memory, self._memory = self._memory, None
-        image = None if memory is None else memory.stop_recording(self.table)
+        persistence, self._persistence = self._persistence, None
+        snapshot = None if persistence is None else persistence.stop_recording(self.table)
         if self._server is not None:
             await self._server.stop(self.config.shutdown_wait_s if self.config.graceful_shutdown else 0.0)
         await self._background.end()
-        if memory is not None:
-            await memory.close(image)
+        if persistence is not None:
+            await persistence.close(snapshot)
         if self._notifier is not None:
             await self._notifier.stop()
         if self._upstream is not None:
             self._upstream.close()
         await self._close_pages()
 
-    # For those who watch
+    # Metrics
 
     async def _open_pages(self, server: Server) -> None:
         address = self.config.metrics_address
         if self._times is None or address is None:
             return
         require_metrics_extra()
-        from skyroute.nameserver.metrics import NameServerMetrics  # noqa: PLC0415 - it needs that extra
-        from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - so does this
+        from skyroute.nameserver.metrics import NameServerMetrics  # noqa: PLC0415 - needs that extra
+        from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - needs it too
 
         metrics = NameServerMetrics(
             table=self.table,
@@ -175,7 +174,7 @@ class NameServer:
             routes=self._routes,
             repeats=self._repeats,
             watches=self._watches,
-            memory=lambda: self._memory,
+            persistence=lambda: self._persistence,
             server=server,
             scan=lambda: self._lease_scan,
             events=self._events,
@@ -198,24 +197,24 @@ class NameServer:
             return f"brokers have waitSecondsForService={self.config.wait_seconds_for_service} to register first"
         return None
 
-    def _remember(self, port: int) -> None:
-        """Restore what was known before a restart, and begin to record."""
-        settings = self.config.memory
+    def _open_persistence(self, port: int) -> None:
+        """Restore the route table and open the journal."""
+        settings = self.config.persistence
         if settings is not None:
             address = join_address(self.config.bind_address, port)
-            self._memory = Persistence.open(settings, self.clock, self.table, address)
-            self._routes.is_warm = self._is_settling = self.table.unconfirmed_count > 0
+            self._persistence = Persistence.open(settings, self.clock, self.table, address)
+            self._routes.is_warm = self._has_unconfirmed = self.table.unconfirmed_count > 0
             self._routes.known_before = frozenset(self.table.topics)
 
-    async def _forget(self) -> None:
-        """End what `_remember` began; nothing came of it."""
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            memory.stop_recording(self.table)
-            await memory.close()
+    async def _close_persistence(self) -> None:
+        """Undo `_open_persistence`: the start failed."""
+        persistence, self._persistence = self._persistence, None
+        if persistence is not None:
+            persistence.stop_recording(self.table)
+            await persistence.close()
 
     def _handlers(self) -> dict[int, Handler]:
-        """Every request we answer. Whatever is not here is answered "not supported"."""
+        """Every supported request code; others get the response "not supported"."""
         routes = self._routes
         brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, self._step_runner)
         kv = KvHandlers(self.kv, self._record, self._step_runner)
@@ -254,44 +253,44 @@ class NameServer:
         timeout_ms_max = int(min(TIMEOUT_MS_MAX, self.config.limits().idle_s * 500))
         return {RequestCode.WATCH_ROUTES: WatchHandlers(self._watches, self.clock, timeout_ms_max).watch}
 
-    # What follows from a change
+    # Changes
 
-    async def _keep_swept(self) -> None:
+    async def _sweep_index(self) -> None:
         """Sweep the table after every large change."""
         while True:
-            await self._is_unswept.wait()
-            self._is_unswept.clear()
+            await self._sweep_due.wait()
+            self._sweep_due.clear()
             await self._step_runner.run(self.table.sweep())
 
     def _publish(self, events: Collection[RouteEvent]) -> None:
         if not self.table.is_swept:
-            self._is_unswept.set()
+            self._sweep_due.set()
         if not events:
             return
         self._record(events)
         log_events(events)
         self._events.update((type(event), event.cause) for event in events)
-        if self._is_settling:
-            self._settle(events)
+        if self._has_unconfirmed:
+            self._note_confirmations(events)
         if self.config.notify_min_broker_id_changed and self._notifier is not None:
             self._notifier.put(events)
 
-    def _settle(self, events: Collection[RouteEvent]) -> None:
-        """Take note of restored brokers that were heard from: routes that name them need not be counted any more."""
+    def _note_confirmations(self, events: Collection[RouteEvent]) -> None:
+        """Cache routes again whose restored brokers are confirmed."""
         for event in events:
             if isinstance(event, BrokerConfirmed):
                 self._routes.forget((), (event.broker_name,))
         if not self.table.unconfirmed_count:
-            self._is_settling = False
+            self._has_unconfirmed = False
             log.info("warm restart over unconfirmed_answers=%d", self._routes.unconfirmed_answers)
 
     def _record(self, changes: Collection[Change]) -> None:
         invalidated = invalidated_by(changes)
         self._routes.forget(*invalidated)
         if self._watches is not None:
-            self._watches.note(invalidated_topics(self.table, invalidated), int(self.clock.wall() * 1000))
-        if self._memory is not None:
-            self._memory.record(changes)
+            self._watches.publish(invalidated_topics(self.table, invalidated), int(self.clock.wall() * 1000))
+        if self._persistence is not None:
+            self._persistence.record(changes)
 
     def _on_disconnect(self, connection: int) -> None:
         if self._watches is not None:
@@ -302,4 +301,4 @@ class NameServer:
         self._routes.forget_all()
         self.table.forget_fingerprints()
         if self._watches is not None:
-            self._watches.note_all()
+            self._watches.publish_all()

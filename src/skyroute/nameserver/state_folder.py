@@ -1,10 +1,10 @@
-"""The folder of what a name server keeps for itself: who it is, and that nobody else uses the same folder.
+"""The state folder of a name server (`memoryPath`).
 
 ```
-identity.json    the id of this name server, made once
-lock             held while a name server runs
+identity.json    id of this name server, created once
+lock             locked while a name server runs
 routes.snapshot  the route table, for the next start
-journal/         every change, in segments
+journal/         all changes, in segments
 ```
 """
 
@@ -36,7 +36,7 @@ class _Identity(msgspec.Struct):
 
 @dataclass(slots=True)
 class StateFolder:
-    """A folder that is ours until `release`, or until the process ends."""
+    """A folder that is locked until `release`, or until the process ends."""
 
     path: Path
     server_id: str
@@ -51,17 +51,17 @@ class StateFolder:
         return self.path / SNAPSHOT_NAME
 
     def release(self) -> None:
-        """Let others have it."""
+        """Unlock the folder."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
-def take_folder(path: Path) -> StateFolder:
-    """Make a folder ours.
+def lock_folder(path: Path) -> StateFolder:
+    """Create and lock a folder.
 
     Raises:
-        FolderInUseError: Another name server has it.
+        FolderInUseError: Another name server uses it.
         StateFolderError: It cannot be written.
     """
     try:
@@ -83,7 +83,7 @@ def _lock(lock: int, path: Path) -> None:
     except BlockingIOError as error:
         owner = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         raise FolderInUseError(
-            f"{path} is in use by another name server (process {owner}): give each a memoryPath of its own"
+            f"{path} is in use by another name server (process {owner}); give each its own memoryPath"
         ) from error
     except OSError as error:
         raise StateFolderError(f"cannot lock {path / _LOCK_NAME}: {error.strerror}") from error
@@ -100,7 +100,7 @@ def _identity(path: Path) -> str:
     except FileNotFoundError:
         pass
     except (OSError, msgspec.MsgspecError, ValueError) as error:
-        log.warning("name server id lost, a new one is made file=%s cause=%s", path, error)
+        log.warning("name server id lost, creating a new one file=%s cause=%s", path, error)
     made = secrets.token_hex(8)
     try:
         replace_file(path, msgspec.json.encode(_Identity(made)), keep_backup=False)

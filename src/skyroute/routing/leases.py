@@ -1,4 +1,4 @@
-"""Which brokers we believe to be alive, through whom they speak, and until when."""
+"""The leases of registered brokers, by address and by connection."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -7,14 +7,14 @@ from skyroute.routing.group_state import GroupMember
 from skyroute.routing.topology import BrokerKey
 
 NO_CONNECTION: Final = -1
-"""The connection of brokers that were restored and have not been heard from: no connection has this number."""
+"""Connection of restored brokers that have not sent anything yet; no real connection has this number."""
 
 
 class Leases:
-    """Every broker of the table, found by its address or by its connection.
+    """Every registered broker, by address and by connection.
 
-    One connection may speak for many brokers, as a container of brokers shares one connection. Expiry is a scan: twenty
-    thousand leases take a millisecond, and a heap would have to be mended by every heartbeat.
+    A broker container registers many brokers on one connection. Expiry is a scan: twenty thousand leases take a
+    millisecond, and a heap would have to be updated by every heartbeat.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Leases:
 
     @property
     def unconfirmed_count(self) -> int:
-        """How many restored brokers have not been heard from yet."""
+        """Number of restored brokers that have not sent anything yet."""
         return len(self._by_connection.get(NO_CONNECTION, ()))
 
     def on_connection(self, connection: int) -> Iterable[GroupMember]:
@@ -60,7 +60,7 @@ class Leases:
             del self._by_connection[member.connection]
 
     def change_connection(self, member: GroupMember, connection: int) -> None:
-        """Let a broker speak through another connection; the old one no longer ends it."""
+        """Move a broker to another connection: closing the old one no longer removes it."""
         if member.connection != connection:
             self.remove(member)
             member.connection = connection

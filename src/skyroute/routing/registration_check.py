@@ -1,4 +1,4 @@
-"""Whom a registration meets in the table, and what the rules make of it. Nothing here writes."""
+"""What a registration meets in the route table, and what the rules say about it. Nothing here writes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,68 +13,67 @@ from skyroute.routing.topology import MASTER_ID, BrokerKey
 
 @dataclass(frozen=True, slots=True)
 class RegistrationCheck:
-    """A broker's claim to an id in a group, held against who is there."""
+    """A registration beside the registered brokers that it concerns."""
 
     registration: Registration
     table: TopicTable
     group: GroupState
-    """The group of its name; empty and not yet in the table, if the name is new."""
-    own: GroupMember | None
-    """The same address in that group, whatever its id."""
-    rival: GroupMember | None
-    """Another address that holds the id."""
-    stray: GroupMember | None
+    """The broker group of this name; if the name is new, an empty one that is not in the table yet."""
+    known: GroupMember | None
+    """The member of the group with the same address, whatever its id."""
+    replaced: GroupMember | None
+    """The member with the same id and another address."""
+    elsewhere: GroupMember | None
     """The same broker in another group."""
     displaced: tuple[GroupMember, ...]
-    """Members that cannot follow the group into its new cluster, where another group has a broker at their address."""
-    moves: bool
-    """The group is in another cluster so far."""
+    """Members that cannot follow the group into its new cluster: another group has a broker at their address."""
+    changes_cluster: bool
 
     @property
-    def is_first(self) -> bool:
-        """Nobody has this id yet."""
+    def is_new_id(self) -> bool:
+        """No member of the group has this id."""
         return self.registration.broker_id not in self.group.members
 
     @property
-    def is_newcomer(self) -> bool:
-        """The table will hold one broker more."""
-        return self.own is None and self.rival is None and self.stray is None
+    def is_new_broker(self) -> bool:
+        """The registration adds one broker to the table."""
+        return self.known is None and self.replaced is None and self.elsewhere is None
 
     @property
     def is_superseded(self) -> bool:
-        """A master of a newer epoch has the id. Outside controller mode every epoch is 0, and a newcomer wins."""
-        return self.rival is not None and self.rival.version.state_version > self.table.version.state_version
+        """A master of a newer epoch has the id. Outside controller mode every epoch is 0, and the new broker wins."""
+        return self.replaced is not None and self.replaced.version.state_version > self.table.version.state_version
 
     @property
-    def is_partial(self) -> bool:
-        """A single topic, as brokers announce a new one. Taken from a broker whose table we have."""
+    def is_single_topic(self) -> bool:
+        """The registration announces one new topic. Accepted if the broker's other topics are known."""
         return len(self.table.topics) + len(self.table.left_out) == 1
 
     @property
-    def edition(self) -> DataVersion:
-        """The edition that will be known whole.
+    def version_after(self) -> DataVersion:
+        """The version to record for the broker.
 
-        A restored broker may have made others while we were away, of which we have not heard: one topic of its newest
-        edition does not make that edition known.
+        After a restart of the name server, a restored broker may have newer topics that are unknown here. One topic of
+        its newest version does not make that version known.
         """
-        own = self.own
-        return own.version if own is not None and own.restored and self.is_partial else self.table.version
+        known = self.known
+        return known.version if known is not None and known.restored and self.is_single_topic else self.table.version
 
     @property
-    def server_growth_bytes(self) -> int:
-        """Approximate growth of the table by its filter servers, in bytes."""
+    def filter_server_growth_bytes(self) -> int:
+        """Approximate growth of the table by filter servers, in bytes."""
         servers = self.table.filter_servers
         if servers is None:
             return 0
-        return server_bytes(servers) - (0 if self.own is None else server_bytes(self.own.filter_servers))
+        return server_bytes(servers) - (0 if self.known is None else server_bytes(self.known.filter_servers))
 
     def refuse_partial(self) -> None:
-        """Refuse a single topic from a broker that is not there.
+        """Refuse a single topic from a broker that is not registered.
 
         Raises:
-            PartialFirstRegistrationError: It must send its whole table first.
+            PartialFirstRegistrationError: The broker must send all its topics first.
         """
-        if self.is_first and self.is_partial:
+        if self.is_new_id and self.is_single_topic:
             broker = self.registration
             raise PartialFirstRegistrationError(
                 f"{broker.address} is not registered as {broker.broker_name}[{broker.broker_id}] and sent a single"
@@ -82,48 +81,48 @@ class RegistrationCheck:
             )
 
     def is_overtaken(self, connection: int) -> bool:
-        """A later registration of the same master came first through the same connection.
+        """A later registration of the same master arrived first on the same connection.
 
-        A slave copies its master's editions, and a broker may start again from an older file: there a smaller number
-        can be news.
+        Not checked for slaves, which copy their master's versions, nor on a new connection: a broker may restart from
+        an older file. There a smaller counter can be newer.
         """
-        own, new = self.own, self.table.version
-        if own is None or self.moves or own.connection != connection:
+        known, new = self.known, self.table.version
+        if known is None or self.changes_cluster or known.connection != connection:
             return False
-        if own.broker_id != MASTER_ID or self.registration.broker_id != MASTER_ID:
+        if known.broker_id != MASTER_ID or self.registration.broker_id != MASTER_ID:
             return False
-        old = own.version
+        old = known.version
         same_epoch = new.state_version == old.state_version
         return same_epoch and new.counter < old.counter and new.timestamp_ms <= old.timestamp_ms
 
     def is_late(self, ticket: int) -> bool:
-        """A registration that came later was applied first."""
-        own, rival, stray = self.own, self.rival, self.stray
+        """A registration that arrived later was applied first."""
+        known, replaced, elsewhere = self.known, self.replaced, self.elsewhere
         return (
-            (own is not None and own.ticket > ticket)
-            or (rival is not None and rival.ticket > ticket)
-            or (stray is not None and stray.ticket > ticket)
+            (known is not None and known.ticket > ticket)
+            or (replaced is not None and replaced.ticket > ticket)
+            or (elsewhere is not None and elsewhere.ticket > ticket)
         )
 
     @property
-    def is_whole(self) -> bool:
-        """The broker's topics replace what is known; otherwise they only fill what is missing."""
-        known = None if self.own is None or self.moves else self.own.version
-        return self.is_first or known != self.table.version
+    def replaces_topics(self) -> bool:
+        """The broker's topics replace the known ones; otherwise they only add missing ones."""
+        version = None if self.known is None or self.changes_cluster else self.known.version
+        return self.is_new_id or version != self.table.version
 
     def compare_topics(self, *, delete_missing: bool) -> QueueDelta:
-        """What the broker's topics change: nothing, if it is not the one that speaks for its group."""
-        if not self.speaks_for_group:
+        """Return what the registration changes in the topics of its group."""
+        if not self.defines_topics:
             return QueueDelta()
-        return self.group.compare(self.table, whole=self.is_whole, delete_missing=delete_missing)
+        return self.group.compare(self.table, whole=self.replaces_topics, delete_missing=delete_missing)
 
     @property
-    def speaks_for_group(self) -> bool:
-        """The master does, or else the smallest slave; but not the slaves of brokers before 5.0."""
+    def defines_topics(self) -> bool:
+        """The group serves the topics of this broker: its master, else the slave with the smallest id from 5.0 on."""
         broker_id = self.registration.broker_id
         if broker_id == MASTER_ID:
             return True
-        gone = (self.own, *self.displaced)
+        gone = (self.known, *self.displaced)
         others = (member.broker_id for member in self.group.members.values() if member not in gone)
         return self.registration.acting_master is not None and all(broker_id <= other for other in others)
 
@@ -131,25 +130,25 @@ class RegistrationCheck:
 def check_registration(
     groups: Mapping[str, GroupState], leases: Leases, registration: Registration, table: TopicTable
 ) -> RegistrationCheck:
-    """Find whom a registration meets.
+    """Find the registered brokers that a registration concerns.
 
     Raises:
-        NameTakenError: A broker of another cluster lives by this name and id.
+        NameTakenError: A live broker of another cluster has this name and id.
     """
     cluster, address = registration.key
     group = groups.get(registration.broker_name) or GroupState(registration.broker_name, cluster)
-    own, rival = group.member_at(address), group.members.get(registration.broker_id)
-    if rival is own:
-        rival = None
-    moves = group.cluster != cluster
-    if moves and rival is not None:
+    known, replaced = group.member_at(address), group.members.get(registration.broker_id)
+    if replaced is known:
+        replaced = None
+    changes_cluster = group.cluster != cluster
+    if changes_cluster and replaced is not None:
         raise NameTakenError(
-            f"{group.name}[{rival.broker_id}] is taken by {rival.address} of cluster {group.cluster}, so {address}"
-            f" of cluster {cluster} cannot have it; broker names must be unique across clusters"
+            f"{group.name}[{replaced.broker_id}] is taken by {replaced.address} of cluster {group.cluster}, so"
+            f" {address} of cluster {cluster} cannot have it; broker names must be unique across clusters"
         )
-    stray = leases.find(registration.key)
-    if stray is own:
-        stray = None
-    followers = [member for member in group.members.values() if member is not own] if moves else []
+    elsewhere = leases.find(registration.key)
+    if elsewhere is known:
+        elsewhere = None
+    followers = [member for member in group.members.values() if member is not known] if changes_cluster else []
     displaced = tuple(member for member in followers if BrokerKey(cluster, member.address) in leases)
-    return RegistrationCheck(registration, table, group, own, rival, stray, displaced, moves)
+    return RegistrationCheck(registration, table, group, known, replaced, elsewhere, displaced, changes_cluster)

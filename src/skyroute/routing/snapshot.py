@@ -1,6 +1,7 @@
-"""A route table as a value: what is kept over a restart, and nothing that only a living connection can say.
+"""A snapshot of the route table: what is kept over a restart of the name server.
 
-Leases, holders and fingerprints are left out: a restored broker has yet to be heard from, and its next body is decoded.
+Without expiry times, connections and fingerprints: a restored broker has to confirm that it is alive, and its next
+registration is decoded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,12 +26,12 @@ class MemberSnapshot:
     knows_acting: bool
     filter_servers: tuple[str, ...] = ()
     left_s: float | None = None
-    """How long it is still believed, where it was itself restored and not heard from; a row of restarts ends too."""
+    """Rest of its lease if it is unconfirmed: several restarts in a row must not extend a lease each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """One broker group and what it serves."""
+    """One broker group and its topics."""
 
     name: str
     cluster: str
@@ -44,7 +45,7 @@ class GroupSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """Every group at one instant."""
+    """All broker groups at one instant."""
 
     groups: tuple[GroupSnapshot, ...] = ()
 
@@ -67,27 +68,29 @@ class TableSnapshot:
         )
 
     def check(self) -> None:
-        """Hold it against what is true of every table.
+        """Check what is true of every route table.
 
         Raises:
-            InvalidSnapshotError: It is not the image of a table.
+            InvalidSnapshotError: The snapshot contradicts itself.
         """
         names = {group.name for group in self.groups}
         ids = {(group.name, member.broker_id) for group in self.groups for member in group.members}
         keys = {(group.cluster, member.address) for group in self.groups for member in group.members}
         if len(names) != len(self.groups):
-            raise InvalidSnapshotError("two broker groups have one name")
+            raise InvalidSnapshotError("two broker groups have the same name")
         if not len(ids) == len(keys) == self.broker_count:
-            raise InvalidSnapshotError("two brokers have one id or one address")
+            raise InvalidSnapshotError("two brokers have the same id or address")
         for group in self.groups:
             if not group.members:
                 raise InvalidSnapshotError(f"broker group {group.name} has no broker")
             if not group.forbidden | group.mappings.keys() <= group.queues.keys():
-                raise InvalidSnapshotError(f"broker group {group.name} has words on topics that it does not serve")
+                raise InvalidSnapshotError(
+                    f"broker group {group.name} has forbidden writes or mappings of topics that it does not serve"
+                )
 
 
 def snapshot_of(groups: Iterable[GroupState], now: float) -> TableSnapshot:
-    """Return what these groups hold now; the copy takes milliseconds for hundreds of thousands of topics."""
+    """Return a snapshot of these groups; the copy takes milliseconds for hundreds of thousands of topics."""
     return TableSnapshot(tuple(_snapshot_of_group(group, now) for group in groups))
 
 

@@ -52,7 +52,7 @@ async def test_a_group_is_on_the_disk_when_its_creation_is_answered(state: State
             "retryQueueNums=2147483647 (expected",
         ),
         (encode_group_update(GroupConfig("g"), {"colour": "red"}), 1, "unsupported key: colour"),
-        (encode_group_update(GroupConfig("g", retry_policy={"ratio": 0.5})), 1, "could not be kept"),
+        (encode_group_update(GroupConfig("g", retry_policy={"ratio": 0.5})), 1, "not a group's settings"),
         (Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b"{"), 1, "a group's settings"),
     ],
 )

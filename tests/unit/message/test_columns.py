@@ -35,7 +35,7 @@ def test_compressed_bodies_are_unpacked() -> None:
 
 
 def test_an_unknown_column_is_named() -> None:
-    with pytest.raises(ValueError, match="no such columns: colour, size"):
+    with pytest.raises(ValueError, match="unknown columns: colour, size"):
         ColumnReader(["body", "colour", "size"])
 
 

@@ -147,7 +147,7 @@ def test_properties_of_the_java_machine_stand_behind_settings(tmp_path: Path) ->
         ("tls.test.mode.enable=1", "tls.test.mode.enable='1' from {path} is wrong: it must be true or false"),
         (
             "enableControllerInNamesrv=true",
-            "no embedded controller here, run Apache RocketMQ's controller on its own",
+            "no embedded controller; run Apache RocketMQ's controller as its own process",
         ),
         (
             "writeBufferLowWaterMark=9\nwriteBufferHighWaterMark=8",

@@ -58,7 +58,7 @@ def test_a_file_with_any_byte_changed_is_refused_or_says_the_same() -> None:
 def test_another_form_is_refused_by_name(change: dict[str, object]) -> None:
     first, _, body = content(TableSnapshot()).partition(b"\n")
     header = msgspec.json.decode(first) | change
-    with pytest.raises(SnapshotError, match="it has the form"):
+    with pytest.raises(SnapshotError, match="its format is"):
         decode_snapshot(msgspec.json.encode(header) + b"\n" + body)
 
 
@@ -75,9 +75,9 @@ def group(
 @pytest.mark.parametrize(
     ("groups", "reason"),
     [
-        ((group("a", member()), group("a", member(0, "b:1"))), "one name"),
-        ((group("a", member(), member()),), "one id or one address"),
-        ((group("a", member()), group("b", member())), "one id or one address"),
+        ((group("a", member()), group("a", member(0, "b:1"))), "the same name"),
+        ((group("a", member(), member()),), "the same id or address"),
+        ((group("a", member()), group("b", member())), "the same id or address"),
         ((group("a"),), "has no broker"),
         ((group("a", member(), forbidden=frozenset({"T"})),), "does not serve"),
     ],

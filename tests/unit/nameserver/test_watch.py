@@ -55,12 +55,12 @@ def test_a_change_wakes_only_the_watchers_of_its_topic(watches: Watches) -> None
     of_b.watch("B")
     of_both.watch("A", "B")
     of_any.watch()
-    watches.note({"A", "C"}, 5)
+    watches.publish({"A", "C"}, 5)
     assert of_a.heard == of_both.heard == [(1, ("A",))]
     assert of_any.heard == [(1, ("A", "C"))]
     assert of_b.responses == []
     assert len(watches) == 1
-    watches.note({"B"}, 6)
+    watches.publish({"B"}, 6)
     assert of_b.heard == [(2, ("B",))]
     assert of_both.heard == [(1, ("A",))]
     assert len(watches) == 0
@@ -68,7 +68,7 @@ def test_a_change_wakes_only_the_watchers_of_its_topic(watches: Watches) -> None
 
 
 def test_whoever_knows_nothing_is_told_at_once_to_read_everything(watches: Watches) -> None:
-    watches.note({"A"}, 5)
+    watches.publish({"A"}, 5)
     asker = Asker(watches)
     asker.watch("A", after=None)
     asker.watch("A", after=1, life="another life")
@@ -79,7 +79,7 @@ def test_whoever_knows_nothing_is_told_at_once_to_read_everything(watches: Watch
 def test_the_time_of_a_watch_ends_with_a_bookmark(watches: Watches) -> None:
     asker = Asker(watches)
     asker.watch("A", timeout_ms=2_000)
-    watches.note({"B"}, 5)
+    watches.publish({"B"}, 5)
     watches.expire(1.9)
     assert asker.responses == []
     watches.expire(2.3)
@@ -90,7 +90,7 @@ def test_the_time_of_a_watch_ends_with_a_bookmark(watches: Watches) -> None:
 
 def test_a_watch_goes_on_where_another_ended(watches: Watches) -> None:
     for topic in "ABAC":
-        watches.note({topic}, 5)
+        watches.publish({topic}, 5)
     asker = Asker(watches)
     asker.watch("A", "C", after=1)
     asker.watch(after=2)
@@ -101,7 +101,7 @@ def test_a_watch_goes_on_where_another_ended(watches: Watches) -> None:
 def test_much_is_told_in_pieces_that_never_split_a_change() -> None:
     watches = Watches(RouteHistory(LIFE, 0, answer_chars_max=4))
     for topics in ({"aa", "bb"}, {"ccccccc"}, {"d"}, {"e"}):
-        watches.note(topics, 5)
+        watches.publish(topics, 5)
     asker = Asker(watches)
     for after in (0, 1, 2, 4):
         asker.watch(after=after, timeout_ms=0)
@@ -118,7 +118,7 @@ def test_a_change_of_very_many_topics_is_named_to_who_waits_and_else_not_kept(wa
     named, of_any, late = Asker(watches, 1), Asker(watches, 2), Asker(watches, 3)
     named.watch("t7", "other")
     of_any.watch()
-    watches.note({f"t{number}" for number in range(CHANGE_NAMES_MAX + 1)}, 5)
+    watches.publish({f"t{number}" for number in range(CHANGE_NAMES_MAX + 1)}, 5)
     assert named.heard == [(1, ("t7",))]
     late.watch("other", after=0)
     assert of_any.answers == late.answers == [WatchAnswer(Bookmark(LIFE, 1), 1, compacted=True)]
@@ -127,7 +127,7 @@ def test_a_change_of_very_many_topics_is_named_to_who_waits_and_else_not_kept(wa
 def test_old_changes_make_room_for_new_ones() -> None:
     watches = Watches(RouteHistory(LIFE, 0, names_max=3))
     for topics in ({"A", "B"}, {"A"}, {"C"}):
-        watches.note(topics, 5)
+        watches.publish(topics, 5)
     asker = Asker(watches)
     asker.watch("A", after=0)
     asker.watch("A", after=1, timeout_ms=0)
@@ -139,7 +139,7 @@ def test_old_changes_make_room_for_new_ones() -> None:
 def test_all_may_change_at_once(watches: Watches) -> None:
     asker = Asker(watches)
     asker.watch("A")
-    watches.note_all()
+    watches.publish_all()
     assert asker.answers == [WatchAnswer(Bookmark(LIFE, 1), 1, compacted=True)]
 
 
@@ -151,9 +151,9 @@ def test_a_connection_that_watches_too_often_has_its_oldest_watch_ended(watches:
     assert asker.responses == []
     asker.watch("more")
     assert asker.answers == [WatchAnswer(Bookmark(LIFE, 0), 0)]
-    watches.note({"T0"}, 5)
+    watches.publish({"T0"}, 5)
     assert len(asker.responses) == 1
-    watches.note({"T1", "more", "A"}, 5)
+    watches.publish({"T1", "more", "A"}, 5)
     assert asker.heard == [(2, ("T1",)), (2, ("more",))]
     assert other.heard == [(2, ("A",))]
 
@@ -162,7 +162,7 @@ def test_no_more_wait_than_there_is_room_for() -> None:
     watches = Watches(RouteHistory(LIFE, 0), watches_max=2, names_max=3)
     first, second, third = Asker(watches, 1), Asker(watches, 2), Asker(watches, 3)
     first.watch("A", "B")
-    with pytest.raises(RefusedError, match="watches name 2 topics already, and there is room for 3"):
+    with pytest.raises(RefusedError, match="watches name 2 topics already, 2 more exceed the maximum of 3"):
         second.watch("A", "B")
     second.watch("A")
     with pytest.raises(RefusedError, match="2 watches wait already") as caught:
@@ -204,5 +204,5 @@ def test_ten_thousand_watches_cost_little_of_our_own() -> None:
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used < 20_000_000
-    watches.note({"topic-77"}, 5)
+    watches.publish({"topic-77"}, 5)
     assert len(watches) == 9_999

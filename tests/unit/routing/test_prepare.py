@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from copy import deepcopy
 from typing import TypeVar
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing import discovery
-from skyroute.routing import table as table_module
 from skyroute.routing.errors import TableFullError
 from skyroute.routing.events import TopicsChanged
 from skyroute.routing.registration import Registration
@@ -30,15 +29,8 @@ topic_tables = st.dictionaries(
 )
 
 
-@pytest.fixture(autouse=True)
-def two_topics_a_step() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_module, "TOPICS_A_STEP", STEP)
-        yield
-
-
 def knowing(*said: Registration) -> RouteTable:
-    table = RouteTable()
+    table = RouteTable(topics_a_step=STEP)
     for connection, one in enumerate(said):
         table.register(one, connection=connection, now=0.0)
     run_through(table.sweep())
@@ -109,7 +101,7 @@ def test_clients_see_nothing_of_a_registration_before_it_is_applied() -> None:
 
 
 def test_a_refused_registration_leaves_no_trace() -> None:
-    table = RouteTable(topic_entries_max=8)
+    table = RouteTable(topic_entries_max=8, topics_a_step=STEP)
     table.register(registration(topics=TOPICS), connection=0, now=0.0)
     before = table.snapshot(0.0)
     with pytest.raises(TableFullError):

@@ -186,5 +186,5 @@ def test_line_breaks_that_go_leaves_as_they_are() -> None:
 
 
 def test_a_consumer_that_tells_nothing() -> None:
-    with pytest.raises(BodyError, match="told nothing of itself"):
+    with pytest.raises(BodyError, match="response is empty"):
         decode_running_consumer(b"")

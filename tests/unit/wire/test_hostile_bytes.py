@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from skyroute.remoting.stepwise import run_through
 from skyroute.wire.calls.kv import decode_kv_key
 from skyroute.wire.calls.registration import (
-    body_fingerprint,
     decode_broker_key,
     decode_data_version,
     decode_registration,
-    decode_topic_table,
     decode_unregistration,
 )
+from skyroute.wire.calls.registration_body import body_fingerprint, decode_topic_table
 from skyroute.wire.calls.route import decode_route, decode_route_query, decode_topic_registration
 from skyroute.wire.command import FORM_JSON, Request
 from skyroute.wire.errors import FrameError, WireError

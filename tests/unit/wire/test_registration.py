@@ -14,22 +14,24 @@ from hypothesis import strategies as st
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
 from skyroute.routing.topology import QUEUES_MAX, BrokerKey, QueueSettings, StaticMapping
-from skyroute.wire.calls import registration as registration_module
+from skyroute.wire.calls import registration_body as registration_module
 from skyroute.wire.calls.registration import (
-    FILTER_SERVERS_MAX,
-    MAPPED_QUEUES_MAX,
-    TOPICS_MAX,
     Unregistration,
-    body_fingerprint,
     decode_broker_key,
     decode_data_version,
     decode_registration,
-    decode_topic_table,
     decode_unregistration,
     encode_registration,
     encode_registration_reply,
     encode_unregistration,
     encode_version_reply,
+)
+from skyroute.wire.calls.registration_body import (
+    FILTER_SERVERS_MAX,
+    MAPPED_QUEUES_MAX,
+    TOPICS_MAX,
+    body_fingerprint,
+    decode_topic_table,
 )
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import BodyError, FieldError, WireError
@@ -243,7 +245,7 @@ def test_a_topic_may_have_any_printable_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "\0", "a\nb", "a\x7f", "\u2028", "\x1b[2J"])
 def test_a_topic_without_a_printable_name_is_refused(name: str) -> None:
-    with pytest.raises(BodyError, match="topic is no name") as caught:
+    with pytest.raises(BodyError, match="topic is not a name") as caught:
         topics_of(json.dumps({"Good": {}, name: {}}))
     assert str(caught.value).isprintable()
 
@@ -412,7 +414,7 @@ def test_as_many_topics_as_are_allowed_are_read_and_one_more_is_not() -> None:
 @pytest.mark.parametrize("name", ["x" * NAME_CHARS_MAX, "主" * NAME_CHARS_MAX])
 def test_a_topic_has_a_longest_name(name: str) -> None:
     assert list(topics_of(json.dumps({"Good": {}, name: {}}))) == ["Good", name]
-    with pytest.raises(BodyError, match="topic is no name") as caught:
+    with pytest.raises(BodyError, match="topic is not a name") as caught:
         topics_of(json.dumps({"Good": {}, name + "x": {}}))
     assert len(str(caught.value)) < 500
 
@@ -427,7 +429,7 @@ def test_filter_servers_are_bounded_in_number() -> None:
 
 @pytest.mark.parametrize("server", ["", "a\nb", "x" * (NAME_CHARS_MAX + 1)])
 def test_a_filter_server_has_a_name(server: str) -> None:
-    with pytest.raises(BodyError, match="filter server is no name"):
+    with pytest.raises(BodyError, match="filter server is not a name"):
         table_of(body_of('{"topicConfigTable":{}}', f'"filterServerList":["f:1",{json.dumps(server)}],'))
 
 
@@ -447,7 +449,7 @@ def test_mapped_queues_are_bounded_over_all_static_topics_together(parts: int) -
 def test_a_mapping_has_names_of_bounded_length(member: str) -> None:
     longest = "x" * NAME_CHARS_MAX
     assert len(mappings_of(json.dumps({"T": {"bname": "b", member: longest}}))) == 1
-    with pytest.raises(BodyError, match=f"{member} is no name"):
+    with pytest.raises(BodyError, match=f"{member} is not a name"):
         mappings_of(json.dumps({"T": {"bname": "b", member: longest + "x"}}))
 
 
@@ -501,7 +503,7 @@ def test_a_long_plain_body_with_a_bad_topic_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(registration_module, "BYTES_A_STEP", 100_000)
     with pytest.raises(BodyError, match="readQueueNums"):
         table_of(long_body().replace(b'"readQueueNums":6}', b'"readQueueNums":"x"}', 1))
-    with pytest.raises(BodyError, match="no name"):
+    with pytest.raises(BodyError, match="not a name"):
         table_of(long_body("a\tb"))
 
 

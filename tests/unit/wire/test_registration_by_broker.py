@@ -14,13 +14,13 @@ from skyroute.wire.calls.registration import (
     decode_data_version,
     decode_registration,
     decode_registration_reply,
-    decode_topic_table,
     decode_version_reply,
     encode_heartbeat,
     encode_registration,
     encode_version_query,
     encode_version_reply,
 )
+from skyroute.wire.calls.registration_body import decode_topic_table
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import OUR_VERSION
 from skyroute.wire.command import Request, Response

@@ -20,10 +20,10 @@ from skyroute.wire.calls.kv import encode_kv_table
 from skyroute.wire.calls.registration import (
     decode_data_version,
     decode_registration,
-    decode_topic_table,
     encode_registration_reply,
     encode_version_reply,
 )
+from skyroute.wire.calls.registration_body import decode_topic_table
 from skyroute.wire.calls.route import (
     decode_route_query,
     decode_topic_registration,

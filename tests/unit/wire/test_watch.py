@@ -85,8 +85,8 @@ def test_what_is_left_out_has_a_default() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (request(), "no topic is named"),
-        (request({"topics": []}), "no topic is named"),
+        (request(), "the watch has no topics"),
+        (request({"topics": []}), "the watch has no topics"),
         (request({"topics": ["T"]}, life="x"), "revision is required"),
         (request({"topics": ["T"]}, life="x", revision="many"), "revision is not a number"),
         (request({"topics": ["T"]}, timeoutMillis="soon"), "timeoutMillis is not a number"),
@@ -105,7 +105,7 @@ def test_a_field_that_makes_no_sense_is_refused(asked: Request, reason: str) -> 
         (request({"topics": [""]}), "control characters"),
         (request({"topics": ["a\nb"]}), "control characters"),
         (request({"topics": ["a" * 513]}), "more than 512"),
-        (request({"topics": [f"t{number}" for number in range(TOPICS_MAX + 1)]}), "say anyTopic=true"),
+        (request({"topics": [f"t{number}" for number in range(TOPICS_MAX + 1)]}), "set anyTopic=true"),
         (Request(RequestCode.WATCH_ROUTES, {}, body=b" " * (BODY_BYTES_MAX + 1)), "at most"),
     ],
 )

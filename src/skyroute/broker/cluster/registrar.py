@@ -209,7 +209,9 @@ class Registrar:
     async def _say_goodbye(self, channel: Channel) -> None:
         own = self._identity
         try:
-            await channel.call(encode_unregistration(Unregistration(own.cluster, own.name, own.broker_id, own.address)), GOODBYE_S)
+            await channel.call(
+                encode_unregistration(Unregistration(own.cluster, own.name, own.broker_id, own.address)), GOODBYE_S
+            )
         except RemotingError as error:
             log.debug("goodbye not answered name_server=%s reason=%s", channel.address, error)
 

@@ -24,7 +24,7 @@ from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.table_file import TableFile
-from skyroute.broker.tables.table_format import next_version, read_as, read_member, read_version, version_members
+from skyroute.broker.tables.table_format import next_version, read_as, read_member, read_version
 from skyroute.files.errors import StorageError
 from skyroute.message.errors import RecordError
 from skyroute.message.properties import delete_property
@@ -32,6 +32,7 @@ from skyroute.message.property_names import DELAY_LEVEL, TIMER_DELAY_MS, TIMER_D
 from skyroute.message.record import decode_record
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from skyroute.routing.registration import DataVersion
+from skyroute.wire.calls.topics import version_members
 from skyroute.wire.fastjson import Dialect, dumps
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from skyroute.broker.tables.table_format import (
     read_entries,
     read_version,
     unknown_members,
-    version_members,
 )
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
@@ -24,6 +23,7 @@ from skyroute.message.reserved_topics import PREDEFINED_GROUPS, is_system_group
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.registration import DataVersion
 from skyroute.wire.calls.groups import GroupConfig
+from skyroute.wire.calls.topics import version_members
 from skyroute.wire.codes import ResponseCode
 
 GROUPS_MAX: Final = 100_000

@@ -15,10 +15,10 @@ from skyroute.broker.tables.table_format import (
     read_member,
     read_version,
     unknown_members,
-    version_members,
 )
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.registration import DataVersion
+from skyroute.wire.calls.topics import version_members
 from skyroute.wire.codes import ResponseCode
 
 OFFSETS_MAX: Final = 1_000_000

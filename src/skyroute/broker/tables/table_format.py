@@ -21,11 +21,6 @@ def next_version(version: DataVersion, now_ms: int) -> DataVersion:
     return DataVersion(version.state_version, now_ms, version.counter + 1)
 
 
-def version_members(version: DataVersion) -> dict[str, int]:
-    """Return an edition as Apache's files hold it."""
-    return {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
-
-
 def read_version(table: Mapping[str, Any]) -> DataVersion | None:
     """Return the data version of a file; None if the file has none.
 
@@ -35,8 +30,8 @@ def read_version(table: Mapping[str, Any]) -> DataVersion | None:
     raw = table.get("dataVersion")
     if raw is None:
         return None
-    version = read_as(raw, Version, "dataVersion")
-    return DataVersion(version.state_version, version.timestamp, version.counter)
+    version: Version = read_as(raw, Version, "dataVersion")
+    return version.value()
 
 
 def read_member(table: Mapping[str, Any], name: str, kind: Any) -> Any:

@@ -20,7 +20,6 @@ from skyroute.broker.tables.table_format import (
     read_entries,
     read_version,
     unknown_members,
-    version_members,
 )
 from skyroute.message.reserved_topics import (
     BENCHMARK_TOPIC,
@@ -39,7 +38,7 @@ from skyroute.message.reserved_topics import (
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.registration import DataVersion
 from skyroute.routing.topology import Permission
-from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.calls.topics import TopicConfig, version_members
 from skyroute.wire.codes import ResponseCode
 
 TOPICS_MAX: Final = 100_000

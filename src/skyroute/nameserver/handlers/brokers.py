@@ -1,4 +1,4 @@
-"""What a broker can say to a name server."""
+"""Requests of brokers: registration, heartbeat, version query, unregistration."""
 
 import logging
 from collections.abc import Callable, Collection, Generator
@@ -17,30 +17,29 @@ from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey
 from skyroute.wire.calls.kv import KV_ENTRIES_A_STEP, ORDER_TOPICS
 from skyroute.wire.calls.registration import (
-    body_fingerprint,
     decode_broker_key,
     decode_data_version,
     decode_registration,
-    decode_topic_table,
     decode_unregistration,
     encode_registration_reply,
     encode_version_reply,
 )
+from skyroute.wire.calls.registration_body import body_fingerprint, decode_topic_table
 from skyroute.wire.calls.route import decode_topic_registration
 from skyroute.wire.command import Request, Response
 
 log = logging.getLogger(__name__)
 
 LARGE_BODY_BYTES: Final = 64 * 1024
-"""Beyond this a registration would keep others waiting for more than a moment."""
+"""A registration with a longer body runs in steps, so that other requests do not wait for it."""
 
 Publish = Callable[[Collection[RouteEvent]], None]
-"""Tells everyone concerned what a change of the table did; without events, has what a refusal left over swept."""
+"""Publishes the events of a change to caches, watches, journal and log; without events, only schedules a sweep."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerHandlers:
-    """Registration, heartbeat and unregistration."""
+    """Handlers that write to the route table for brokers."""
 
     table: RouteTable
     kv: KvConfig
@@ -57,7 +56,7 @@ class BrokerHandlers:
         is_short = len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= KV_ENTRIES_A_STEP
         if is_short and not self.table.is_long(registration.broker_name, 0, delete_missing_topics=delete_missing):
             return run_through(steps)
-        # It may have to wait for others; its broker has been heard from all the same.
+        # It may wait for other long registrations, but its broker is alive: renew the lease now.
         self._renew(registration.key, peer)
         return InTurn(self.step_runner.run(steps))
 
@@ -97,7 +96,7 @@ class BrokerHandlers:
             self.publish(())
             if peer.is_worth_a_line():
                 log.warning("registration refused peer=%s reason=%s", peer.address, error)
-            # The protocol has words of its own for one of the reasons.
+            # Apache's brokers expect this text for one of the reasons.
             partial = isinstance(error, PartialFirstRegistrationError)
             return Response.error("register broker failed" if partial else str(error))
         if (outcome.superseded or outcome.overtaken) and peer.is_worth_a_line():
@@ -106,7 +105,7 @@ class BrokerHandlers:
                 registration.broker_name,
                 registration.broker_id,
                 registration.address,
-                "a broker of a newer epoch holds this id" if outcome.superseded else "a newer one came before it",
+                "a broker of a newer epoch has this id" if outcome.superseded else "a newer registration was applied",
             )
         self.publish(outcome.events)
         order_topics = None
@@ -115,12 +114,10 @@ class BrokerHandlers:
         return encode_registration_reply(outcome, order_topics or b"")
 
     def unregister(self, request: Request, peer: Peer) -> Response:
-        unregistration = decode_unregistration(request)
-        events = self.table.unregister(
-            unregistration.cluster, unregistration.address, unregistration.broker_name, unregistration.broker_id
-        )
+        broker = decode_unregistration(request)
+        events = self.table.unregister(broker.cluster, broker.address, broker.broker_name, broker.broker_id)
         if not events:
-            log.debug("unregistration of an unknown broker peer=%s %s", peer.address, unregistration)
+            log.debug("unregistration of an unknown broker peer=%s %s", peer.address, broker)
         self.publish(events)
         return Response()
 
@@ -132,7 +129,7 @@ class BrokerHandlers:
         self.publish(self.table.renew(key, connection=peer.connection, now=self.clock.monotonic()) or ())
 
     def query_data_version(self, request: Request, peer: Peer) -> Response:
-        """Compare versions. It counts as a heartbeat whatever the outcome: some brokers send nothing else."""
+        """Compare topic table versions. Renews the lease in any case: some brokers send no other heartbeat."""
         key = decode_broker_key(request)
         self._renew(key, peer)
         theirs, ours = decode_data_version(request.body), self.table.version_of(key)
@@ -142,6 +139,6 @@ class BrokerHandlers:
         topic, queues = decode_topic_registration(request)
         events = self.table.register_topic(topic, queues)
         if not events:
-            log.debug("single topic changed nothing peer=%s topic=%s brokers=%s", peer.address, topic, list(queues))
+            log.debug("topic already registered peer=%s topic=%s brokers=%s", peer.address, topic, list(queues))
         self.publish(events)
         return Response()
