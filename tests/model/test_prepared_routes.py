@@ -29,7 +29,7 @@ from skyroute.routing import discovery
 from skyroute.routing.events import BrokerConfirmed, RouteEvent
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.route import encode_route
-from skyroute.wire.codes import RequestCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Response
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.header import decode_command, response_head
@@ -116,7 +116,8 @@ class PreparedRoutesMachine(RouteTableMachine):
             return
         response = self.dispatcher.answer(request, Peer(1, "10.0.0.9:1"))
         assert isinstance(response, Response)
-        assert (response.code, response.body) == ((17, b"") if body is None else (0, body))
+        expected = (ResponseCode.TOPIC_NOT_EXIST, b"") if body is None else (ResponseCode.SUCCESS, body)
+        assert (response.code, response.body) == expected
         if response.lasting:
             self.dispatcher.keep(question, request, response)
 

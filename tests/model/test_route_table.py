@@ -48,6 +48,7 @@ from skyroute.routing.events import (
     GroupChanged,
     LeaseHeld,
     MappingsChanged,
+    RegistrationOutcome,
     RouteEvent,
     SmallestIdChanged,
     TopicsChanged,
@@ -56,7 +57,7 @@ from skyroute.routing.events import (
 from skyroute.routing.group_state import GroupState
 from skyroute.routing.leases import NO_CONNECTION
 from skyroute.routing.preparation import Preparation
-from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
+from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.snapshot import GroupSnapshot, snapshot_of
 from skyroute.routing.table import RouteTable
 from skyroute.routing.table_writer import TOPICS_A_STEP

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, OTHER, addresses, register, route, topics
 from tests.support.lines import AsyncLine, Ear, ear, eventually, line_to, until
 from tests.support.raw import Registration, Topic
@@ -46,7 +47,7 @@ async def both(tmp_path: Path) -> AsyncIterator[tuple[AsyncLine, AsyncLine]]:
 async def test_brokers_register_here_as_usual(both: tuple[AsyncLine, AsyncLine]) -> None:
     here, _ = both
     assert await topics(here) == ["TopicA", "TopicB"]
-    assert (await here.call(106)).code == 0
+    assert (await here.call(106)).code == ResponseCode.SUCCESS
 
 
 async def test_what_is_known_here_is_told_from_here(both: tuple[AsyncLine, AsyncLine]) -> None:
@@ -58,13 +59,13 @@ async def test_what_is_unknown_here_is_told_from_there(both: tuple[AsyncLine, As
     here, there = both
     assert await addresses(here, "OnlyThere") == THERE
     await there.call(PRODUCTION.unregistration)
-    assert (await route(here, "OnlyThere")).code == 17
+    assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 async def test_what_nobody_knows_has_no_route(both: tuple[AsyncLine, AsyncLine]) -> None:
     here, _ = both
     answer = await route(here, "Nowhere")
-    assert answer.code == 17
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert (answer.remark or "").startswith("No topic route info in name server for the topic: Nowhere")
 
 
@@ -87,7 +88,7 @@ async def test_without_a_production_environment_the_unknown_stays_unknown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path, cluster_test=True) as here, line_to(here.address) as line:
-        assert (await route(line, "OnlyThere")).code == 17
+        assert (await route(line, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
     assert "clusterTest has no production name servers" in caplog.text
 
 
@@ -109,7 +110,7 @@ async def test_later_requests_do_not_wait_for_one_that_asks_production(tmp_path:
         await register(line, MASTER)
         assert await topics(line) == ["TopicA", "TopicB"]
         deaf.hang_up()
-        assert (await line.answer(question)).code == 17
+        assert (await line.answer(question)).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 # Production is away
@@ -125,8 +126,8 @@ async def test_production_that_is_away_is_as_if_it_knew_nothing(
         async with line_to(test.address) as here:
             assert await addresses(here, "OnlyThere") == THERE  # the next in line was asked
             await production.server.stop()
-            assert (await route(here, "OnlyThere")).code == 17
-            assert (await route(here, "OnlyThere")).code == 17
+            assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
+            assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
             await register(here, MASTER)
             assert await addresses(here) == {"broker-a": {"0": "10.0.0.1:10911"}}
     assert f"production name server does not respond address={gone.address}" in caplog.text
@@ -139,7 +140,7 @@ async def test_production_that_comes_back_is_asked_again(tmp_path: Path) -> None
             assert await addresses(here, "OnlyThere") == THERE
         port = int(production.address.rpartition(":")[2])
         await production.server.stop()
-        assert (await route(here, "OnlyThere")).code == 17
+        assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
         async with running(tmp_path / "production", listen_port=port) as again, line_to(again.address) as there:
             await register(there, PRODUCTION)
             assert await addresses(here, "OnlyThere") == THERE
@@ -147,7 +148,7 @@ async def test_production_that_comes_back_is_asked_again(tmp_path: Path) -> None
 
 async def test_production_that_never_answers_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with silent_upstream(tmp_path, timeout_ms=50) as (test, _), line_to(test.address) as line:
-        assert (await route(line, "OnlyThere")).code == 17
+        assert (await route(line, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
     assert "did not answer request 105" in caplog.text
 
 
@@ -188,6 +189,7 @@ async def test_a_server_that_stops_does_not_wait_for_production(tmp_path: Path) 
         async with asyncio.timeout(5):
             await test.server.stop()
         await line.until_closed()
+        await eventually(lambda: test.connections == 0)
     gc.collect()
 
 

@@ -11,6 +11,7 @@ import pytest
 import trustme
 
 from skyroute.remoting.errors import BindError
+from skyroute.wire.codes import ResponseCode
 from tests.network.certificates import Files, client_of
 from tests.network.cluster import MASTER, addresses, register, route
 from tests.network.test_limits import LONG_LIST, big_registration, slow_to_read, slow_to_send
@@ -73,7 +74,7 @@ async def test_a_test_environment_that_names_itself_as_production_does_not_ask_f
     looping = running(tmp_path, cluster_test=True, listen_port=port, upstream=[own], connect_timeout_s=0.2)
     async with looping as here:
         async with line_to(own) as line:
-            assert (await route(line, "Nowhere")).code == 17
+            assert (await route(line, "Nowhere")).code == ResponseCode.TOPIC_NOT_EXIST
         await eventually(lambda: len(here.remoting._tasks) == 1)  # today: 1024 questions under way, for ever
 
 

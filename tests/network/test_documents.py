@@ -50,11 +50,11 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize(("document", "line"), COMMANDS)
-def test_a_command_has_only_options_that_there_are(
+def test_a_documented_command_has_only_existing_options(
     document: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever document shows it."""
     monkeypatch.chdir(tmp_path)
+    assert words_of(line), document
     understand(words_of(line), tmp_path)
 
 

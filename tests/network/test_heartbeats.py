@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from skyroute.routing.topology import BrokerKey
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, NEWER, SLAVE, addresses, permissions, register, topics
 from tests.support.lines import AsyncLine, eventually, line_to
 from tests.support.raw import Registration, Topic
@@ -118,6 +119,6 @@ async def test_a_body_that_does_not_say_its_edition_is_always_a_new_one(nameserv
         body = {"topicConfigSerializeWrapper": {"topicConfigTable": {"TopicA": config, "TopicB": config}}}
         request = replace(MASTER.request, body=json.dumps(body).encode())
         answer = await line.call(replace(request, fields={**request.fields, "bodyCrc32": "0"}))
-        assert answer.code == 0, answer.remark
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
         assert await permissions(line) == {"broker-a": permission}
         nameserver.pass_time(1)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import (
     CLUSTER,
     MASTER,
@@ -105,7 +106,7 @@ async def test_bug_03_nothing_is_left_of_an_address_that_was_replaced(
 async def test_bug_04_a_group_is_in_one_cluster(line: AsyncLine) -> None:
     await register(line, MASTER, SLAVE)
     taken = await line.call(MASTER.but(cluster="Elsewhere", address="10.9.9.9:10911").request)
-    assert taken.code == 1
+    assert taken.code == ResponseCode.SYSTEM_ERROR
     assert "broker names must be unique across clusters" in (taken.remark or "")
     await register(line, MASTER.but(cluster="Elsewhere"))
     seen = (await line.call(106)).value
@@ -114,9 +115,9 @@ async def test_bug_04_a_group_is_in_one_cluster(line: AsyncLine) -> None:
 
 
 async def test_bug_05_a_refused_registration_leaves_no_trace_and_is_not_answered_with_success(line: AsyncLine) -> None:
-    assert (await line.call(MASTER.but(topics=(Topic("Alone"),)).request)).code == 1
+    assert (await line.call(MASTER.but(topics=(Topic("Alone"),)).request)).code == ResponseCode.SYSTEM_ERROR
     body = b'{"filterServerList":[],"topicConfigSerializeWrapper":{"topicConfigTable":null}}'
-    assert (await line.call(103, MASTER.identity, body)).code == 1
+    assert (await line.call(103, MASTER.identity, body)).code == ResponseCode.SYSTEM_ERROR
     assert await world(line) == NOWHERE
     leader = MASTER.but(data_version=DataVersion(state=9), zone="z1", acting=True)
     await register(line, leader, SLAVE.but(acting=True, zone="z1"))
@@ -142,7 +143,7 @@ async def test_bug_06_an_answer_holds_together_while_everything_changes(nameserv
                 assert named == set(seen["brokerAddrTable"])
                 assert all(group["brokerAddrs"] for group in seen["brokerAddrTable"].values())
                 answer = await route(line)
-                if answer.code == 0:
+                if answer.code == ResponseCode.SUCCESS:
                     told = answer.value
                     assert {data["brokerName"] for data in told["brokerDatas"]} == {
                         data["brokerName"] for data in told["queueDatas"]
@@ -181,7 +182,7 @@ async def test_bug_07_static_mappings_go_with_their_topic_and_come_back_with_it(
 )
 async def test_bug_08_bad_input_is_not_answered_with_success(line: AsyncLine, request_: Request) -> None:
     answer = await line.call(request_)
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark
 
 
@@ -233,7 +234,7 @@ async def test_bug_13_registrations_of_one_connection_take_effect_in_order(line:
     ]
     await line.write(b"".join(encode(edition.request, at) for at, edition in enumerate(editions)))
     for _ in editions:
-        assert (await line.receive()).code == 0
+        assert (await line.receive()).code == ResponseCode.SUCCESS
     assert (await route(line)).value["queueDatas"][0]["readQueueNums"] == 20
     await register(line, editions[4])  # an old one that was long under way
     assert (await route(line)).value["queueDatas"][0]["readQueueNums"] == 20
@@ -308,7 +309,7 @@ async def test_bug_19_the_gate_opens_once_and_the_first_scan_comes_after_an_inte
         await register(line, MASTER)
         here.clock.advance(40.1)
         for _ in range(5):
-            assert (await route(line)).code == 0
+            assert (await route(line)).code == ResponseCode.SUCCESS
             here.clock.advance(10)
 
 
@@ -317,7 +318,7 @@ async def test_bug_20_brokers_register_in_cluster_test_mode(tmp_path: Path) -> N
         await register(line, MASTER)
         assert await addresses(line) == HERE_A
         assert await topics(line) == ["TopicA", "TopicB"]
-        assert (await line.call(MASTER.unregistration)).code == 0
+        assert (await line.call(MASTER.unregistration)).code == ResponseCode.SUCCESS
         assert await world(line) == NOWHERE
 
 
@@ -343,7 +344,7 @@ async def test_bug_23_fields_of_authentication_are_ignored_as_in_java(line: Asyn
     signed = {"AccessKey": "someone", "Signature": "c2lnbmF0dXJl", "SecurityToken": "token"}
     await register(line, MASTER)
     assert (await line.call(205, {"brokerName": "broker-a", **signed})).fields == {"wipeTopicCount": "2"}
-    assert (await line.call(105, {"topic": "TopicA", **signed})).code == 0
+    assert (await line.call(105, {"topic": "TopicA", **signed})).code == ResponseCode.SUCCESS
 
 
 async def test_bug_25_connections_have_a_limit_and_a_first_request_has_too(tmp_path: Path) -> None:
@@ -365,6 +366,6 @@ async def test_bug_26_a_body_that_inflates_beyond_measure_is_refused(tmp_path: P
     bomb: Registration = MASTER.but(cluster=CLUSTER, topics=[Topic("t" * 100_000), Topic("u")], deflate=True)
     async with running(tmp_path, registration_max_length=32 * 1024) as here, line_to(here.address) as line:
         answer = await line.call(bomb.request)
-        assert answer.code == 1
+        assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "decompresses to more than" in (answer.remark or "")
         assert await world(line) == NOWHERE

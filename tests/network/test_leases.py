@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyroute.nameserver.housekeeping import LATE_SCANS_MAX
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import CLUSTER, MASTER, OTHER, SLAVE, addresses, register, topics
 from tests.support.lines import AsyncLine, eventually, line_to
 from tests.support.raw import Request
@@ -58,7 +59,7 @@ async def test_every_kind_of_heartbeat_renews_a_lease(
         if one_way:
             await line.tell(sign)
         else:
-            assert (await line.call(sign)).code == 0
+            assert (await line.call(sign)).code == ResponseCode.SUCCESS
         assert await addresses(line) == HERE_A
     assert line.strays == []
 
@@ -74,7 +75,7 @@ async def test_other_requests_of_the_same_connection_do_not_renew_a_lease(namese
 
 
 async def test_a_heartbeat_of_an_unknown_broker_has_no_effect(line: AsyncLine) -> None:
-    assert (await line.call(904, HERE)).code == 0
+    assert (await line.call(904, HERE)).code == ResponseCode.SUCCESS
     assert (await line.call(322, HERE)).fields == {"changed": "true"}
     assert await addresses(line) == {}
 

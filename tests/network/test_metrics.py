@@ -20,6 +20,7 @@ from skyroute.observing.pages import CONNECTIONS_MAX, REQUEST_BYTES_MAX
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
 from skyroute.settings.errors import ConfigError
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, OTHER, SLAVE, addresses, register
 from tests.network.test_watch import broker, parked, watch
 from tests.support.apache import free_port
@@ -62,10 +63,10 @@ async def test_every_request_is_counted_by_what_became_of_it(tmp_path: Path) -> 
         await line.tell(SLAVE.request)
         for _ in range(5):  # the first is looked up, the others are known by their bytes
             await addresses(line)
-        assert (await line.call(105, {"topic": "Nowhere"})).code == 17
-        assert (await line.call(105)).code == 1
+        assert (await line.call(105, {"topic": "Nowhere"})).code == ResponseCode.TOPIC_NOT_EXIST
+        assert (await line.call(105)).code == ResponseCode.SYSTEM_ERROR
         for unknown in (9999, 9998, 12, -7):
-            assert (await line.call(unknown)).code == 3
+            assert (await line.call(unknown)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         seen = await scrape(pages)
         assert requests(seen) == {
             (REGISTER, "SUCCESS"): 3,
@@ -83,9 +84,9 @@ async def test_every_request_is_counted_by_what_became_of_it(tmp_path: Path) -> 
 async def test_an_answer_that_takes_a_while_is_counted_when_it_is_given(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
         assert len(MANY.request.body) > 64 * 1024
-        assert (await line.call(MANY.request)).code == 0
+        assert (await line.call(MANY.request)).code == ResponseCode.SUCCESS
         broken = Request(103, MANY.request.fields, MANY.request.body[:-1000])
-        assert (await line.call(broken)).code == 1
+        assert (await line.call(broken)).code == ResponseCode.SYSTEM_ERROR
         assert requests(await scrape(pages)) == {(REGISTER, "SUCCESS"): 1, (REGISTER, "SYSTEM_ERROR"): 1}
 
 
@@ -119,7 +120,7 @@ async def test_what_the_table_holds_and_how_it_changed(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line, line_to(here.address) as gone:
         await register(line, MASTER, SLAVE)
         await register(gone, OTHER)
-        assert (await line.call(100, {"namespace": "n", "key": "k", "value": "v"})).code == 0
+        assert (await line.call(100, {"namespace": "n", "key": "k", "value": "v"})).code == ResponseCode.SUCCESS
         here.clock.advance(30)
         await register(line, MASTER)
         here.clock.advance(10)

@@ -178,3 +178,4 @@ async def test_a_server_that_stops_leaves_no_connection_to_brokers_open(nameserv
         await slaves.hear()
         await nameserver.server.stop()
         await slaves.until_alone()
+        assert slaves.is_silent

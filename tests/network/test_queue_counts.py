@@ -13,6 +13,7 @@ from skyroute.client.producing.producer import Producer
 from skyroute.client.session.session import Session
 from skyroute.message.message import Message
 from skyroute.routing.topology import QUEUES_MAX, ROUTE_QUEUES_MAX
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.errors import BodyError
 from tests.network.cluster import MASTER, NEWER, addresses, register, topics
 from tests.support.fake_broker import CLUSTER, FakeCluster, Reply, fake_cluster
@@ -52,7 +53,7 @@ async def test_what_is_left_beside_an_absurd_topic_is_a_whole_table(line: AsyncL
 
 async def test_an_absurd_topic_alone_does_not_pass_for_an_empty_table(line: AsyncLine) -> None:
     await line.call(318, body=b"deleteTopicWithBrokerRegistration=false")
-    assert (await line.call(MASTER.but(topics=(absurd(),)).request)).code == 1
+    assert (await line.call(MASTER.but(topics=(absurd(),)).request)).code == ResponseCode.SYSTEM_ERROR
     await register(line, MASTER)
     await register(line, MASTER.but(topics=(absurd(),), data_version=NEWER))
     assert await topics(line) == ["TopicA", "TopicB"]
@@ -64,7 +65,7 @@ async def test_a_count_that_is_no_number_is_refused_by_name(line: AsyncLine, cou
     body = request.body.replace(b'"writeQueueNums":4', b'"writeQueueNums":' + count.encode())
     assert body != request.body
     answer = await line.call(103, {**request.fields, "bodyCrc32": "0"}, body)
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "writeQueueNums" in (answer.remark or "")
 
 
@@ -73,7 +74,7 @@ async def test_a_single_topic_with_an_absurd_count_is_refused(line: AsyncLine, r
     await register(line, MASTER)
     queues = {"brokerName": "broker-a", "perm": 6, "readQueueNums": read, "writeQueueNums": write, "topicSysFlag": 0}
     answer = await line.call(217, {"topic": "Absurd"}, json.dumps({"queueDatas": [queues]}).encode())
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert f"broker 'broker-a' has {read} read and {write} write queues (expected 0 to {QUEUES_MAX})" in str(
         answer.remark
     )
@@ -84,11 +85,11 @@ async def test_a_single_topic_with_an_absurd_count_is_refused(line: AsyncLine, r
 async def test_an_absurd_order_config_is_refused(line: AsyncLine, order: str) -> None:
     where = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
     good = "123456789:65536; b : 4 ;c:x;;"
-    assert (await line.call(100, {**where, "value": good})).code == 0
+    assert (await line.call(100, {**where, "value": good})).code == ResponseCode.SUCCESS
     answer = await line.call(100, {**where, "value": order})
-    assert (answer.code, "an order config has" in (answer.remark or "")) == (1, True)
+    assert (answer.code, "an order config has" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
     assert (await line.call(101, where)).fields["value"] == good
-    assert (await line.call(100, {"namespace": "other", "key": "k", "value": order})).code == 0
+    assert (await line.call(100, {"namespace": "other", "key": "k", "value": order})).code == ResponseCode.SUCCESS
 
 
 # Clients, of any name server

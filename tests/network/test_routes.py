@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import (
     CLUSTER,
     MASTER,
@@ -65,7 +66,7 @@ async def test_members_and_clusters_are_told_strictly_to_those_who_ask_for_it(li
 
 async def test_a_topic_nobody_serves_has_no_route_in_javas_words(line: AsyncLine) -> None:
     answer = await route(line, "TopicX")
-    assert answer.code == 17
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert answer.remark == (
         "No topic route info in name server for the topic: TopicX\n"
         "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
@@ -99,7 +100,7 @@ async def test_generations_can_be_mixed_in_one_cluster(line: AsyncLine) -> None:
 
 async def test_a_body_with_the_wrong_checksum_is_refused_and_without_one_taken(line: AsyncLine) -> None:
     answer = await line.call(MASTER.but(crc=12345).request)
-    assert (answer.code, answer.remark) == (1, "crc32 not match")
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "crc32 not match")
     assert await topics(line) == []
     await register(line, MASTER.but(crc=0))
     assert await topics(line) == ["TopicA", "TopicB"]
@@ -108,7 +109,7 @@ async def test_a_body_with_the_wrong_checksum_is_refused_and_without_one_taken(l
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\x78\xda\x00", b'{"topicConfigSerializeWrapper":null}'])
 async def test_a_body_that_cannot_be_read_is_refused(line: AsyncLine, body: bytes) -> None:
     answer = await line.call(103, {**MASTER.identity, "bodyCrc32": "0"}, body)
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "Failed to decode RegisterBrokerBody" in (answer.remark or "")
     assert await topics(line) == []
 
@@ -174,7 +175,7 @@ async def test_a_zone_shows_its_own_groups_and_those_without_a_master(
 async def test_a_zone_without_groups_gives_an_empty_route_and_not_an_error(line: AsyncLine) -> None:
     await register(line, MASTER.but(zone="z1"))
     answer = await route(line, __ZONE_MODE="true", __ZONE_NAME="z2")
-    assert answer.code == 0
+    assert answer.code == ResponseCode.SUCCESS
     assert answer.text == '{"brokerDatas":[],"filterServerTable":{},"queueDatas":[]}'
 
 
@@ -185,21 +186,23 @@ async def test_a_single_topic_is_announced_by_a_known_broker_only(line: AsyncLin
     await register(line, MASTER)
     queues = '{"brokerName":"%s","perm":6,"readQueueNums":2,"topicSysFlag":0,"writeQueueNums":2}'
     both = f'{{"queueDatas":[{queues % "broker-a"},{queues % "nobody"}]}}'
-    assert (await line.call(217, {"topic": "New"}, both.encode())).code == 0
+    assert (await line.call(217, {"topic": "New"}, both.encode())).code == ResponseCode.SUCCESS
     assert await addresses(line, "New") == {}
-    assert (await line.call(217, {"topic": "New"}, f'{{"queueDatas":[{queues % "broker-a"}]}}'.encode())).code == 0
+    assert (
+        await line.call(217, {"topic": "New"}, f'{{"queueDatas":[{queues % "broker-a"}]}}'.encode())
+    ).code == ResponseCode.SUCCESS
     assert await addresses(line, "New") == {"broker-a": {"0": "10.0.0.1:10911"}}
 
 
 async def test_a_topic_is_deleted_in_one_cluster_or_everywhere(line: AsyncLine) -> None:
     elsewhere = OTHER.but(cluster="Elsewhere")
     await register(line, MASTER, elsewhere)
-    assert (await line.call(216, {"topic": "TopicA", "clusterName": "Unknown"})).code == 0
+    assert (await line.call(216, {"topic": "TopicA", "clusterName": "Unknown"})).code == ResponseCode.SUCCESS
     assert set(await addresses(line)) == {"broker-a", "broker-b"}
-    assert (await line.call(216, {"topic": "TopicA", "clusterName": "Elsewhere"})).code == 0
+    assert (await line.call(216, {"topic": "TopicA", "clusterName": "Elsewhere"})).code == ResponseCode.SUCCESS
     assert set(await addresses(line)) == {"broker-a"}
-    assert (await line.call(216, {"topic": "TopicA"})).code == 0
-    assert (await route(line)).code == 17
+    assert (await line.call(216, {"topic": "TopicA"})).code == ResponseCode.SUCCESS
+    assert (await route(line)).code == ResponseCode.TOPIC_NOT_EXIST
     assert await topics(line) == ["TopicB", "TopicC"]
 
 
@@ -245,7 +248,7 @@ async def test_a_refused_registration_leaves_no_trace(line: AsyncLine) -> None:
         MASTER.but(cluster="Elsewhere", address="10.9.9.9:10911"),
     ]
     for registration in refused:
-        assert (await line.call(registration.request)).code == 1
+        assert (await line.call(registration.request)).code == ResponseCode.SYSTEM_ERROR
         assert await world(line) == before
     assert (await line.call(OTHER.but(topics=single).request)).remark == "register broker failed"
 
@@ -255,7 +258,7 @@ async def test_a_superseded_broker_is_told_nothing_and_changes_nothing(line: Asy
     await register(line, leader)
     before = await world(line)
     answer = await line.call(MASTER.but(address="10.9.9.9:10911", zone="z9").request)
-    assert (answer.code, answer.fields, answer.body) == (0, {}, b"")
+    assert (answer.code, answer.fields, answer.body) == (ResponseCode.SUCCESS, {}, b"")
     assert await world(line) == before
     await register(line, leader.but(address="10.9.9.9:10911"))
     assert await addresses(line) == {"broker-a": {"0": "10.9.9.9:10911"}}
@@ -273,16 +276,16 @@ async def test_a_superseded_broker_is_told_nothing_and_changes_nothing(line: Asy
 )
 async def test_a_goodbye_removes_only_what_is_registered_exactly_so(line: AsyncLine, stale: Registration) -> None:
     await register(line, MASTER)
-    assert (await line.call(stale.unregistration)).code == 0
+    assert (await line.call(stale.unregistration)).code == ResponseCode.SUCCESS
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
-    assert (await line.call(MASTER.unregistration)).code == 0
+    assert (await line.call(MASTER.unregistration)).code == ResponseCode.SUCCESS
     assert await addresses(line) == {}
 
 
 async def test_the_goodbye_of_a_replaced_broker_does_not_remove_its_successor(line: AsyncLine) -> None:
     successor = MASTER.but(address="10.0.0.7:10911")
     await register(line, MASTER, successor)
-    assert (await line.call(MASTER.unregistration)).code == 0
+    assert (await line.call(MASTER.unregistration)).code == ResponseCode.SUCCESS
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.7:10911"}}
 
 

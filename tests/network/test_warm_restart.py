@@ -12,6 +12,7 @@ from skyroute.nameserver.errors import FolderInUseError
 from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.schema import Kind, Record
 from skyroute.remoting.errors import BindError
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, OTHER, SLAVE, addresses, register
 from tests.support.lines import AsyncLine, line_to
 from tests.support.raw import Registration, Request
@@ -82,7 +83,7 @@ async def test_a_sign_of_life_confirms_and_its_connection_counts(tmp_path: Path,
     await live(tmp_path, MASTER)
     async with remembering(tmp_path) as here, line_to(here.address) as line:
         async with line_to(here.address) as broker:
-            assert (await broker.call(sign)).code == 0
+            assert (await broker.call(sign)).code == ResponseCode.SUCCESS
             here.pass_time(60, sweeps=False)
             assert await addresses(line) == HERE_A
         await _until_gone(line)
@@ -111,7 +112,7 @@ async def test_who_waits_for_brokers_waits_only_for_topics_that_were_not_known(t
         assert await addresses(line) == HERE_A
         assert (await line.call(105, {"topic": "TopicC"})).remark == "name server not ready"
         here.pass_time(45)
-        assert (await line.call(105, {"topic": "TopicC"})).code == 17
+        assert (await line.call(105, {"topic": "TopicC"})).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 async def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:

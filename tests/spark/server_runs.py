@@ -22,7 +22,16 @@ from skyroute.routing.errors import RegistrationRefusedError
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import MASTER_ID, QueueSettings
-from tests.model.test_route_table import addresses, clusters, connections, ids, names, queue_settings, registrations, topics
+from tests.model.test_route_table import (
+    addresses,
+    clusters,
+    connections,
+    ids,
+    names,
+    queue_settings,
+    registrations,
+    topics,
+)
 from tests.support.clock import ManualClock
 
 BEGIN_S = 1_758_275_140.0

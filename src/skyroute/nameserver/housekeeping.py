@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skyroute.clock import Clock
-from skyroute.nameserver.handlers.brokers import Publish
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.server_events import Publish
 from skyroute.remoting.stall_detection import StallDetector
 from skyroute.routing.events import BrokerLeft, RouteEvent
 from skyroute.routing.table import RouteTable

@@ -53,3 +53,6 @@ Change = RouteEvent | KvChanged | SettingsChanged | ServerStarted | ServerStoppe
 
 Record = Callable[[Collection[Change]], None]
 """Publishes changes to caches, watches and journal."""
+
+Publish = Callable[[Collection[RouteEvent]], None]
+"""Publishes the events of a change to caches, watches, journal and log; without events, only schedules a sweep."""

@@ -218,3 +218,17 @@ RouteEvent = (
     | FilterServersChanged
     | SmallestIdChanged
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationOutcome:
+    """Events of a registration, and the fields of its response."""
+
+    events: tuple[RouteEvent, ...] = ()
+    superseded: bool = False
+    """A broker of a newer epoch has this id: nothing was changed, and the response has no fields."""
+    overtaken: bool = False
+    """A newer registration was applied before: only the lease was renewed."""
+    master_address: str | None = None
+    master_ha_address: str | None = None
+    """Set for a slave whose master is alive."""

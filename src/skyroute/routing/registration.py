@@ -1,13 +1,10 @@
-"""A broker's registration and its outcome."""
+"""A broker's registration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from skyroute.routing.topology import BrokerKey, QueueSettings, StaticMapping
-
-if TYPE_CHECKING:
-    from skyroute.routing.events import RouteEvent
 
 
 class DataVersion(NamedTuple):
@@ -55,17 +52,3 @@ class Registration:
     @property
     def key(self) -> BrokerKey:
         return BrokerKey(self.cluster, self.address)
-
-
-@dataclass(frozen=True, slots=True)
-class RegistrationOutcome:
-    """Events of a registration, and the fields of its response."""
-
-    events: "tuple[RouteEvent, ...]" = ()
-    superseded: bool = False
-    """A broker of a newer epoch has this id: nothing was changed, and the response has no fields."""
-    overtaken: bool = False
-    """A newer registration was applied before: only the lease was renewed."""
-    master_address: str | None = None
-    master_ha_address: str | None = None
-    """Set for a slave whose master is alive."""

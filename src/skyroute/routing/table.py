@@ -15,10 +15,10 @@ from typing import Final
 
 from skyroute.routing import event_builders
 from skyroute.routing.errors import TableFullError
-from skyroute.routing.events import Cause, RouteEvent
+from skyroute.routing.events import Cause, RegistrationOutcome, RouteEvent
 from skyroute.routing.memory_estimate import MEMBER_BYTES
 from skyroute.routing.preparation import Preparation
-from skyroute.routing.registration import Registration, RegistrationOutcome
+from skyroute.routing.registration import Registration
 from skyroute.routing.registration_check import RegistrationCheck, check_registration
 from skyroute.routing.snapshot import TableSnapshot
 from skyroute.routing.table_writer import TOPICS_A_STEP, RouteTableWriter, outcome_of

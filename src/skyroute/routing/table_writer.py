@@ -5,11 +5,19 @@ from sys import intern
 from typing import Final
 
 from skyroute.routing import event_builders
-from skyroute.routing.events import BrokerLeft, Cause, FilterServersChanged, MappingsChanged, RouteEvent, TopicsChanged
+from skyroute.routing.events import (
+    BrokerLeft,
+    Cause,
+    FilterServersChanged,
+    MappingsChanged,
+    RegistrationOutcome,
+    RouteEvent,
+    TopicsChanged,
+)
 from skyroute.routing.group_state import GroupMember, GroupState, QueueDelta
 from skyroute.routing.leases import NO_CONNECTION
 from skyroute.routing.memory_estimate import MEMBER_BYTES, server_bytes
-from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome
+from skyroute.routing.registration import DataVersion, Registration
 from skyroute.routing.registration_check import RegistrationCheck
 from skyroute.routing.snapshot import GroupSnapshot
 from skyroute.routing.table_view import RouteTableView

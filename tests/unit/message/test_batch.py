@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from skyroute.message.batch import BatchItem, check_batch, decode_batch, encode_batch, unwrap_batches
 from skyroute.message.errors import BatchError, InvalidMessageError
 from skyroute.message.message import Message
+from skyroute.message.properties import encode_properties
 from skyroute.message.record import decode_records
 from tests.unit.message.samples import FACTS, INT32, golden, stored
 
@@ -88,5 +89,8 @@ def test_what_cannot_travel_together_is_refused(messages: list[Message], text: s
         check_batch(messages)
 
 
-def test_ordinary_messages_may_travel_together() -> None:
-    check_batch([Message("a", b""), Message("a", b"", tag="t")])
+def test_messages_of_one_topic_may_be_sent_as_one_batch() -> None:
+    messages = [Message("a", b""), Message("a", b"", tag="t")]
+    check_batch(messages)
+    body = encode_batch((message.body, encode_properties(message.to_properties()), 0) for message in messages)
+    assert len(decode_batch(body)) == 2

@@ -2,6 +2,7 @@
 
 import sys
 import zlib
+from contextlib import suppress
 from importlib.util import find_spec
 
 import pytest
@@ -61,10 +62,8 @@ def test_a_body_that_would_grow_too_large_is_refused(kind: Compression) -> None:
 @given(noise=st.binary(max_size=60))
 def test_any_bytes_are_a_body_or_refused(kind: Compression, noise: bytes) -> None:
     for body in (noise, compress(BODY, kind)[:30] + noise):
-        try:
-            unpack(body, FLAGS[kind])
-        except CompressionError:
-            continue
+        with suppress(CompressionError):
+            assert isinstance(unpack(body, FLAGS[kind]), bytes)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_without_isal_it_is_zlibs() -> None:
         "import sys, zlib; sys.modules['isal'] = None; from skyroute.message.crc import crc32; "
         "sys.exit(crc32 is not zlib.crc32)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_with_isal_it_is_isals() -> None:

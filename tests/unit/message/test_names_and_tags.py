@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -148,8 +149,10 @@ def test_a_queue_is_short_in_a_log() -> None:
 
 
 @pytest.mark.parametrize("name", ["T", "%RETRY%g", "a.b", "主题", "..a", "a" * 255])
-def test_a_name_can_be_a_folder(name: str) -> None:
+def test_a_valid_folder_name_names_one_folder(name: str, tmp_path: Path) -> None:
     check_file_name(name)
+    (tmp_path / name).mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "/etc", "../x", "a/b", "a/../../b", "a\0b", "a" * 256, "主" * 86])

@@ -61,9 +61,8 @@ def test_added_properties_win(text: str, more: dict[str, str]) -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_can_be_read(raw: bytes) -> None:
-    decode_properties(raw)
-    find_property(raw, "a")
+def test_any_bytes_are_properties(raw: bytes) -> None:
+    assert find_property(raw, "a") == decode_properties(raw).get("a")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ async def test_what_is_restored_is_recorded_after_the_start(tmp_path: Path) -> N
     assert len({record.server for record in read_records(tmp_path / "journal")}) == 1
 
 
-async def cold_start_with_a_word(folder: Path, caplog: pytest.LogCaptureFixture, reason: str) -> None:
+async def assert_cold_start(folder: Path, caplog: pytest.LogCaptureFixture, reason: str) -> None:
     caplog.set_level(logging.WARNING)
     assert await restored_topics(folder) == set()
     lines = [record.getMessage() for record in caplog.records if "snapshot not used" in record.getMessage()]
@@ -94,20 +94,20 @@ async def test_a_damaged_snapshot_is_a_cold_start(tmp_path: Path, caplog: pytest
     snapshot = tmp_path / "routes.snapshot"
     snapshot.write_bytes(snapshot.read_bytes()[:-10])
     os.utime(snapshot, (1_000.0, 1_000.0))
-    await cold_start_with_a_word(tmp_path, caplog, "its checksum is wrong")
+    await assert_cold_start(tmp_path, caplog, "its checksum is wrong")
 
 
 async def test_a_snapshot_of_another_server_is_a_cold_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await live(tmp_path / "one")
     await live(tmp_path / "two")
     shutil.copy2(tmp_path / "one" / "routes.snapshot", tmp_path / "two" / "routes.snapshot")
-    await cold_start_with_a_word(tmp_path / "two", caplog, "belongs to another name server")
+    await assert_cold_start(tmp_path / "two", caplog, "belongs to another name server")
 
 
 async def test_an_old_snapshot_is_a_cold_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await live(tmp_path)
     os.utime(tmp_path / "routes.snapshot", (1_000.0 - 3601, 1_000.0 - 3601))
-    await cold_start_with_a_word(tmp_path, caplog, "it is 3601 s old")
+    await assert_cold_start(tmp_path, caplog, "it is 3601 s old")
 
 
 async def test_a_clock_that_stepped_back_makes_no_snapshot_old(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
 from tests.unit.routing.brokers import registration
@@ -96,7 +97,7 @@ async def test_a_change_while_many_wait_has_a_list_made_once_for_all_of_them(lis
 async def test_a_list_that_is_too_long_is_refused_with_its_size(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared_lists, "LIST_BYTES_MAX", SHARED_BYTES)
     response = await settle(lists.ask())
-    assert response.code == 1
+    assert response.code == ResponseCode.SYSTEM_ERROR
     assert f"takes {SHARED_BYTES + 1} bytes" in (response.remark or "")
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from skyroute.routing.events import RouteEvent
-from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
+from skyroute.routing.events import RegistrationOutcome, RouteEvent
+from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings, StaticMapping
 

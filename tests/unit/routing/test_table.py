@@ -11,10 +11,11 @@ from skyroute.routing.events import (
     Cause,
     FilterServersChanged,
     GroupChanged,
+    RegistrationOutcome,
     SmallestIdChanged,
     TopicsChanged,
 )
-from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome
+from skyroute.routing.registration import DataVersion, Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey, ClusterView, StaticMapping
 from tests.unit.routing.brokers import HA, MASTER, OTHER, SLAVE, mapping, only, registration, tell

@@ -12,11 +12,12 @@ from skyroute.routing.events import (
     Cause,
     GroupChanged,
     MappingsChanged,
+    RegistrationOutcome,
     RouteEvent,
     TopicsChanged,
     WritesChanged,
 )
-from skyroute.routing.registration import DataVersion, RegistrationOutcome
+from skyroute.routing.registration import DataVersion
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey, QueueSettings
 from tests.unit.routing.brokers import (

@@ -1,5 +1,4 @@
 import json
-import time
 import tracemalloc
 from contextlib import suppress
 from typing import Any
@@ -9,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyroute.wire.fastjson import BARE_KEYS_MAX, LARGE_BYTES, SMALL_BYTES, JsonError, loads, standardise
+from tests.support.hang_guard import hang_guard
 
 TEXTS = st.text(max_size=20)
 NUMBERS = st.integers(-(1 << 80), 1 << 80) | st.floats(allow_nan=False, allow_infinity=False)
@@ -18,7 +18,6 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 BARE_NAMES = st.from_regex(r"\A(?:-?[0-9]{1,19}|[A-Za-z_$][A-Za-z0-9_$]{0,15})\Z")
-
 
 # ------------------------------------------------------------------------------------------------ standard JSON
 
@@ -192,7 +191,7 @@ def test_any_text_can_be_standardised(text: str) -> None:
 @given(st.text(alphabet="{}[]:,\"'\\ \n\t0a-.中\u2028", max_size=60))
 def test_any_text_made_of_marks_is_read_or_refused(text: str) -> None:
     with suppress(JsonError):
-        loads(text.encode())
+        assert not isinstance(loads(text.encode()), bytes)
 
 
 @settings(deadline=None)
@@ -211,23 +210,20 @@ PAIRS = [b"a:", b"a,", b"a ", b" :", b", ", b"\"'", b"'\"", b"\\n", b"{0:", b"a:
 @pytest.mark.parametrize("unit", [*MARKS, *PAIRS])
 def test_no_monotony_takes_more_than_linear_time(unit: bytes) -> None:
     data = unit * (200_000 // len(unit))
-    started = time.process_time()
-    standardise(data)
-    with suppress(JsonError):
-        loads(data)
-    # Tenths of a second at most; anything quadratic would take minutes.
-    assert time.process_time() - started < 5
+    with hang_guard():
+        assert isinstance(standardise(data), bytes)
+        with suppress(JsonError):
+            loads(data)
 
 
 @pytest.mark.parametrize("quote", [b'"', b"'"])
 @pytest.mark.parametrize("unit", [b"x", b"\\\\", b"\\n", b'\\"', b"\\'", b"{", b"a:"])
 def test_no_text_without_an_end_takes_more_than_linear_time(quote: bytes, unit: bytes) -> None:
     data = quote + unit * (200_000 // len(unit))
-    started = time.process_time()
-    standardise(data)
-    with suppress(JsonError):
-        loads(data)
-    assert time.process_time() - started < 5
+    with hang_guard():
+        assert isinstance(standardise(data), bytes)
+        with pytest.raises(JsonError):
+            loads(data)
 
 
 def test_beyond_a_certain_size_only_bare_names_are_allowed_for() -> None:
@@ -250,21 +246,18 @@ def test_more_bare_names_than_anyone_sends_are_refused() -> None:
         loads(b"{" + b"0:0," * (BARE_KEYS_MAX + 1) + b"1:1}")
 
 
-def test_a_table_with_bare_names_takes_linear_time_and_memory() -> None:
+def test_a_table_with_bare_names_takes_linear_memory() -> None:
     members = ",".join(
         f'"Topic{number}":{{"attributes":{{}},"perm":6,"currIdMap":{{0:{number}}}}}' for number in range(5000)
     )
     data = f"{{{members}}}".encode()
     tracemalloc.start()
     try:
-        started = time.process_time()
         value = loads(data)
-        spent = time.process_time() - started
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert value["Topic4999"]["currIdMap"] == {"0": 4999}
-    assert spent < 10
     assert peak < 50 * len(data)
 
 

@@ -18,6 +18,7 @@ from skyroute.wire.calls.query import (
     encode_units_query,
     encode_view,
 )
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request
 from skyroute.wire.errors import FieldError
 
@@ -72,9 +73,9 @@ def test_a_question_for_a_key_without_a_field_is_refused(name: str) -> None:
 def test_what_was_found_comes_with_how_far_the_index_is() -> None:
     fields = {"indexLastUpdateTimestamp": "5", "indexLastUpdatePhyoffset": "6"}
     found = encode_key_matches(b"records", last_stored_at_ms=5, last_position=6)
-    assert (found.code, found.fields, found.body) == (0, fields, b"records")
+    assert (found.code, found.fields, found.body) == (ResponseCode.SUCCESS, fields, b"records")
     nothing = encode_key_matches(b"", last_stored_at_ms=5, last_position=6)
-    assert (nothing.code, nothing.fields) == (22, fields)
+    assert (nothing.code, nothing.fields) == (ResponseCode.QUERY_NOT_FOUND, fields)
 
 
 @pytest.mark.parametrize("query", [UnitsQuery("T", 1, 2, 3), UnitsQuery("T", 1, 2, 3, "g")])

@@ -1,5 +1,4 @@
 import json
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +19,7 @@ from skyroute.wire.queue_maps import (
     quote_object_keys,
     write_queue_map,
 )
+from tests.support.hang_guard import hang_guard
 from tests.unit.wire.golden import golden_line
 
 QUEUE = QueueRef("TopicTest", "broker-a", 0)
@@ -170,9 +170,9 @@ def test_every_truncation_is_refused() -> None:
 
 
 @given(st.text('{}":,\\ab01 \n[]$', max_size=60))
-def test_nothing_but_our_own_errors_comes_out(text: str) -> None:
+def test_any_text_is_a_table_or_a_wire_error(text: str) -> None:
     with suppress(WireError):
-        by_queue(decode_with_queue_keys(text.encode(), dict[str, Any]))
+        assert isinstance(by_queue(decode_with_queue_keys(text.encode(), dict[str, Any])), dict)
 
 
 def test_more_keys_than_anybody_has_are_refused() -> None:
@@ -186,9 +186,7 @@ def test_more_keys_than_anybody_has_are_refused() -> None:
     "pattern",
     [b"{", b"{{", b'"', b'"\\"', b'{"', b'{"a":', b"{}", b"{a", b"{ ", b"}:", b'{"a"}', b'{"\\', b'{{"a":1} ', b" "],
 )
-def test_hostile_text_takes_no_more_than_linear_time(pattern: bytes) -> None:
+def test_hostile_text_takes_linear_time(pattern: bytes) -> None:
     text = pattern * (1_000_000 // len(pattern))
-    started = time.process_time()
-    with suppress(JsonError):
-        quote_object_keys(text)
-    assert time.process_time() - started < 2.0
+    with hang_guard(), suppress(JsonError):
+        assert isinstance(quote_object_keys(text), bytes)

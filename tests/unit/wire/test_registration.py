@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyroute.remoting.stepwise import run_through
-from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
+from skyroute.routing.events import RegistrationOutcome
+from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.topology import QUEUES_MAX, BrokerKey, QueueSettings, StaticMapping
 from skyroute.wire.calls import registration_body as registration_module
 from skyroute.wire.calls.registration import (
@@ -33,6 +34,7 @@ from skyroute.wire.calls.registration_body import (
     body_fingerprint,
     decode_topic_table,
 )
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import BodyError, FieldError, WireError
 from skyroute.wire.fields import NAME_CHARS_MAX
@@ -662,7 +664,12 @@ def test_a_goodbye_is_read_back_as_it_was() -> None:
 )
 def test_a_broker_is_told_its_master_if_it_has_one(outcome: RegistrationOutcome, fields: dict[str, str]) -> None:
     response = encode_registration_reply(outcome, b"table")
-    assert (response.code, response.remark, response.fields, response.body) == (0, None, fields, b"table")
+    assert (response.code, response.remark, response.fields, response.body) == (
+        ResponseCode.SUCCESS,
+        None,
+        fields,
+        b"table",
+    )
 
 
 def test_a_goodbye_names_the_broker_in_full() -> None:

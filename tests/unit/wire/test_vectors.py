@@ -7,7 +7,8 @@ from collections.abc import Generator
 import pytest
 
 from skyroute.remoting.stepwise import run_through
-from skyroute.routing.registration import DataVersion, RegistrationOutcome, TopicTable
+from skyroute.routing.events import RegistrationOutcome
+from skyroute.routing.registration import DataVersion, TopicTable
 from skyroute.routing.topology import (
     BrokerGroup,
     BrokerQueues,

@@ -22,9 +22,9 @@ from skyroute.wire.calls.registration import (
     Unregistration,
     decode_registration_reply,
     decode_version_reply,
-    encode_unregistration,
     encode_heartbeat,
     encode_registration,
+    encode_unregistration,
     encode_version_query,
 )
 from skyroute.wire.calls.topics import TopicConfig

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from skyroute.nameserver.config import NameServerConfig
-from skyroute.nameserver.handlers.brokers import Publish
-from skyroute.nameserver.server_events import Record, SettingsChanged
+from skyroute.nameserver.server_events import Publish, Record, SettingsChanged
 from skyroute.remoting.dispatch import Peer
 from skyroute.routing.table import RouteTable
 from skyroute.settings.errors import BlackListedError, MalformedPropertiesError

@@ -1,17 +1,17 @@
 """Requests of brokers: registration, heartbeat, version query, unregistration."""
 
 import logging
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from skyroute.clock import Clock
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.server_events import Publish
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.routing.errors import PartialFirstRegistrationError, RegistrationRefusedError
-from skyroute.routing.events import RouteEvent
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey
@@ -32,9 +32,6 @@ log = logging.getLogger(__name__)
 
 LARGE_BODY_BYTES: Final = 64 * 1024
 """A registration with a longer body runs in steps, so that other requests do not wait for it."""
-
-Publish = Callable[[Collection[RouteEvent]], None]
-"""Publishes the events of a change to caches, watches, journal and log; without events, only schedules a sweep."""
 
 
 @dataclass(frozen=True, slots=True)

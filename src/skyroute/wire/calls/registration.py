@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 
-from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
+from skyroute.routing.events import RegistrationOutcome
+from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.topology import BrokerKey
 from skyroute.wire import fastjson
 from skyroute.wire.calls.mapping import mapping_members
