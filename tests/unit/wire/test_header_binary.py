@@ -140,4 +140,4 @@ def test_a_damaged_header_is_a_header_or_refused(at: int, replacement: bytes) ->
     header = binary_header(105, remark="中", fields={"topic": "TopicTest", "a": "b"})
     damaged = header[:at] + replacement + header[at + len(replacement) :]
     with suppress(HeaderError):
-        assert read(damaged).form == BINARY
+        assert isinstance(read(damaged), Request)
