@@ -50,19 +50,19 @@ async def test_brokers_register_here_as_usual(both: tuple[AsyncLine, AsyncLine])
     assert (await here.call(106)).code == ResponseCode.SUCCESS
 
 
-async def test_what_is_known_here_is_told_from_here(both: tuple[AsyncLine, AsyncLine]) -> None:
+async def test_a_topic_of_the_test_environment_has_its_own_route(both: tuple[AsyncLine, AsyncLine]) -> None:
     here, _ = both
     assert await addresses(here) == {"broker-a": {"0": "10.0.0.1:10911"}}
 
 
-async def test_what_is_unknown_here_is_told_from_there(both: tuple[AsyncLine, AsyncLine]) -> None:
+async def test_an_unknown_topic_has_the_route_of_production(both: tuple[AsyncLine, AsyncLine]) -> None:
     here, there = both
     assert await addresses(here, "OnlyThere") == THERE
     await there.call(PRODUCTION.unregistration)
     assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_what_nobody_knows_has_no_route(both: tuple[AsyncLine, AsyncLine]) -> None:
+async def test_a_topic_unknown_in_both_environments_has_no_route(both: tuple[AsyncLine, AsyncLine]) -> None:
     here, _ = both
     answer = await route(here, "Nowhere")
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
@@ -70,13 +70,13 @@ async def test_what_nobody_knows_has_no_route(both: tuple[AsyncLine, AsyncLine])
 
 
 @pytest.mark.parametrize("topic", ["TopicA", "OnlyThere"])
-async def test_answers_are_always_in_the_old_dialect(both: tuple[AsyncLine, AsyncLine], topic: str) -> None:
+async def test_responses_are_always_in_the_legacy_dialect(both: tuple[AsyncLine, AsyncLine], topic: str) -> None:
     here, _ = both
     for version in (399, 479):
         assert '"brokerAddrs":{0:"' in (await route(here, topic, version=version)).text
 
 
-async def test_order_config_is_always_told_and_readiness_never_awaited(tmp_path: Path) -> None:
+async def test_order_config_is_always_sent_and_readiness_never_awaited(tmp_path: Path) -> None:
     waiting = running(tmp_path, cluster_test=True, need_wait_for_service=True)
     async with waiting as here, line_to(here.address) as line:
         await register(line, MASTER)
@@ -92,7 +92,7 @@ async def test_without_a_production_environment_the_unknown_stays_unknown(
     assert "clusterTest has no production name servers" in caplog.text
 
 
-async def test_many_questions_wait_for_production_at_once_and_each_gets_its_own_answer(
+async def test_many_requests_wait_for_production_at_once_and_each_gets_its_own_answer(
     both: tuple[AsyncLine, AsyncLine],
 ) -> None:
     here, there = both
@@ -103,7 +103,7 @@ async def test_many_questions_wait_for_production_at_once_and_each_gets_its_own_
     assert [answer.code for answer in answers] == [0] * 50 + [17]
 
 
-async def test_later_requests_do_not_wait_for_one_that_asks_production(tmp_path: Path) -> None:
+async def test_later_requests_do_not_wait_for_a_forwarded_one(tmp_path: Path) -> None:
     async with silent_upstream(tmp_path) as (test, deaf), line_to(test.address) as line:
         question = await line.send(105, {"topic": "OnlyThere"})
         await deaf.hear()
@@ -116,9 +116,7 @@ async def test_later_requests_do_not_wait_for_one_that_asks_production(tmp_path:
 # Production is away
 
 
-async def test_production_that_is_away_is_as_if_it_knew_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unreachable_production_has_no_routes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with ear() as gone:
         pass
     async with environments(tmp_path, gone.address) as (test, production), line_to(production.address) as there:
@@ -133,7 +131,7 @@ async def test_production_that_is_away_is_as_if_it_knew_nothing(
     assert f"production name server does not respond address={gone.address}" in caplog.text
 
 
-async def test_production_that_comes_back_is_asked_again(tmp_path: Path) -> None:
+async def test_a_production_server_that_returns_is_used_again(tmp_path: Path) -> None:
     async with environments(tmp_path) as (test, production), line_to(test.address) as here:
         async with line_to(production.address) as there:
             await register(there, PRODUCTION)
@@ -146,7 +144,9 @@ async def test_production_that_comes_back_is_asked_again(tmp_path: Path) -> None
             assert await addresses(here, "OnlyThere") == THERE
 
 
-async def test_production_that_never_answers_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_production_server_that_does_not_respond_times_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with silent_upstream(tmp_path, timeout_ms=50) as (test, _), line_to(test.address) as line:
         assert (await route(line, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
     assert "did not answer request 105" in caplog.text
@@ -165,7 +165,7 @@ async def silent_upstream(folder: Path, timeout_ms: int = 60_000) -> AsyncIterat
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-async def test_an_asker_that_leaves_before_the_answer_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
+async def test_an_client_that_leaves_before_the_answer_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
     async with silent_upstream(tmp_path) as (test, deaf):
         async with line_to(test.address) as asker:
             for _ in range(3):

@@ -41,7 +41,7 @@ async def test_a_bad_header_among_requests_that_wait_ends_the_connection_in_its_
         assert f"connection closed peer={slow.own_address} reason=" in caplog.text
 
 
-async def test_a_goodbye_over_tls_ends_the_connection_at_once(tmp_path: Path) -> None:
+async def test_a_tls_close_notify_ends_the_connection_at_once(tmp_path: Path) -> None:
     authority = trustme.CA()
     tls = Files(tmp_path / "tls", authority).settings()
     async with running(tmp_path, tls=tls) as here, line_to(here.address) as plain:
@@ -56,9 +56,7 @@ async def test_a_goodbye_over_tls_ends_the_connection_at_once(tmp_path: Path) ->
         await writer.wait_closed()
 
 
-async def test_a_number_with_a_leading_zero_is_malformed_however_often_it_was_asked(
-    nameserver: Running, line: AsyncLine
-) -> None:
+async def test_a_request_id_with_a_leading_zero_is_always_malformed(nameserver: Running, line: AsyncLine) -> None:
     await register(line, MASTER)
     well = b'{"code":105,"extFields":{"topic":"TopicA"},"opaque":111,"version":479}'
     await line.write(frame(well))
@@ -67,7 +65,7 @@ async def test_a_number_with_a_leading_zero_is_malformed_however_often_it_was_as
     await line.until_closed()  # today: an answer whose header is not JSON ("opaque":011)
 
 
-async def test_a_test_environment_that_names_itself_as_production_does_not_ask_for_ever(tmp_path: Path) -> None:
+async def test_a_test_environment_that_is_its_own_production_does_not_loop(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as chosen:
         port = chosen.getsockname()[1]
     own = f"127.0.0.1:{port}"
@@ -78,7 +76,7 @@ async def test_a_test_environment_that_names_itself_as_production_does_not_ask_f
         await eventually(lambda: len(here.remoting._tasks) == 1)  # today: 1024 questions under way, for ever
 
 
-async def test_a_stopped_server_still_says_what_it_is(tmp_path: Path) -> None:
+async def test_a_stopped_server_has_a_repr(tmp_path: Path) -> None:
     async with running(tmp_path) as here:
         address = here.address
     assert here.address == address
@@ -86,7 +84,7 @@ async def test_a_stopped_server_still_says_what_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["..", "a" * 70, "300.300.300.300"])
-async def test_a_host_that_is_none_is_said_in_one_line(tmp_path: Path, host: str) -> None:
+async def test_an_invalid_host_is_a_one_line_error(tmp_path: Path, host: str) -> None:
     with pytest.raises(BindError) as caught:  # today: UnicodeError, which the command shows as a traceback
         await unstarted(tmp_path, host, 0).start()
     assert not re.search(r"\n|Unknown error", str(caught.value))

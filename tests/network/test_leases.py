@@ -91,7 +91,7 @@ async def test_a_heartbeat_may_come_over_another_connection(nameserver: Running,
     assert await addresses(line) == {}  # it was registered over the other one
 
 
-async def test_the_silence_of_one_broker_does_not_cut_off_the_others_of_its_container(
+async def test_an_expired_broker_does_not_disconnect_the_others_of_its_container(
     nameserver: Running, line: AsyncLine
 ) -> None:
     await register(line, SHORT, OTHER)
@@ -102,7 +102,7 @@ async def test_the_silence_of_one_broker_does_not_cut_off_the_others_of_its_cont
     assert line.strays == []
 
 
-async def test_when_the_last_broker_of_a_container_falls_silent_its_connection_is_closed(nameserver: Running) -> None:
+async def test_the_connection_of_a_container_closes_when_its_last_broker_expires(nameserver: Running) -> None:
     async with line_to(nameserver.address) as container:
         await register(container, SHORT, OTHER.but(heartbeat_ms=20_000))
         nameserver.pass_time(15)
@@ -123,7 +123,7 @@ async def test_a_broker_that_moved_to_another_connection_is_not_cut_off_by_the_o
 # A scan that comes late
 
 
-async def test_a_late_scan_evicts_nobody_before_waiting_heartbeats_are_read(
+async def test_a_late_scan_evicts_no_broker_before_pending_heartbeats_are_read(
     nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with line_to(nameserver.address) as silent:
@@ -148,7 +148,7 @@ async def test_a_scan_that_is_a_little_late_does_its_work(nameserver: Running, l
         assert await addresses(line) == {}
 
 
-async def test_late_scans_in_a_row_do_not_keep_the_dead_alive_for_ever(nameserver: Running, line: AsyncLine) -> None:
+async def test_late_scans_in_a_row_do_not_postpone_eviction_for_ever(nameserver: Running, line: AsyncLine) -> None:
     async with line_to(nameserver.address) as broker:
         await register(broker, SHORT)
         for _ in range(LATE_SCANS_MAX):

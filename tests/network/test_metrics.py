@@ -57,7 +57,7 @@ def requests(seen: Scrape) -> dict[tuple[str, str], float]:
 # ---------------------------------------------------------------------------------------------------------- requests
 
 
-async def test_every_request_is_counted_by_what_became_of_it(tmp_path: Path) -> None:
+async def test_every_request_is_counted_by_its_response_code(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
         await register(line, MASTER, OTHER)
         await line.tell(SLAVE.request)
@@ -81,7 +81,7 @@ async def test_every_request_is_counted_by_what_became_of_it(tmp_path: Path) -> 
         assert seen("rocketmq_namesrv_connections") == 1
 
 
-async def test_an_answer_that_takes_a_while_is_counted_when_it_is_given(tmp_path: Path) -> None:
+async def test_a_deferred_response_is_counted_when_it_is_sent(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
         assert len(MANY.request.body) > 64 * 1024
         assert (await line.call(MANY.request)).code == ResponseCode.SUCCESS
@@ -90,7 +90,7 @@ async def test_an_answer_that_takes_a_while_is_counted_when_it_is_given(tmp_path
         assert requests(await scrape(pages)) == {(REGISTER, "SUCCESS"): 1, (REGISTER, "SYSTEM_ERROR"): 1}
 
 
-async def test_time_is_told_in_seconds(tmp_path: Path) -> None:
+async def test_times_are_in_seconds(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first))
@@ -108,7 +108,7 @@ async def test_time_is_told_in_seconds(tmp_path: Path) -> None:
         assert seen("rocketmq_namesrv_request_seconds_bucket", le="+Inf", **of_watches) == 2
 
 
-async def test_whoever_does_not_ask_for_metrics_does_not_pay_for_them(nameserver: Running) -> None:
+async def test_without_metrics_requests_are_not_timed(nameserver: Running) -> None:
     assert nameserver.server._pages is None
     assert type(nameserver.remoting._context.dispatcher) is Dispatcher
 
@@ -116,7 +116,7 @@ async def test_whoever_does_not_ask_for_metrics_does_not_pay_for_them(nameserver
 # ------------------------------------------------------------------------------------------------------------ routes
 
 
-async def test_what_the_table_holds_and_how_it_changed(tmp_path: Path) -> None:
+async def test_metrics_have_table_sizes_and_events(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line, line_to(here.address) as gone:
         await register(line, MASTER, SLAVE)
         await register(gone, OTHER)
@@ -152,7 +152,7 @@ async def test_a_table_without_brokers_has_no_lease_that_is_about_to_end(tmp_pat
         assert not seen.has("rocketmq_namesrv_lease_left_min_seconds")
 
 
-async def test_the_mass_expiry_guard_says_whom_it_holds(tmp_path: Path) -> None:
+async def test_metrics_count_brokers_held_by_the_mass_expiry_guard(tmp_path: Path) -> None:
     async with watched(tmp_path, mass_expiry_percent=30) as (here, pages), line_to(here.address) as line:
         await register(line, MASTER, OTHER)
         here.pass_time(125, sweeps=False)
@@ -174,7 +174,7 @@ async def test_a_scan_that_comes_late_is_counted(tmp_path: Path) -> None:
         assert (await scrape(pages))("rocketmq_namesrv_late_scans_total") == 1
 
 
-async def test_answers_from_before_a_restart_are_counted_until_brokers_are_heard_from(tmp_path: Path) -> None:
+async def test_responses_with_restored_brokers_are_counted_until_confirmation(tmp_path: Path) -> None:
     memory: dict[str, Any] = {"memory_path": str(tmp_path / "memory")}
     async with running(tmp_path, **memory) as here, line_to(here.address) as line:
         await register(line, MASTER, OTHER)
@@ -203,7 +203,7 @@ async def test_a_change_wakes_only_its_watchers_and_is_counted(tmp_path: Path) -
         assert (seen("rocketmq_namesrv_watches"), seen("rocketmq_namesrv_watches_woken_total")) == (1, 2)
 
 
-async def test_journal_and_snapshot_tell_how_far_they_are(tmp_path: Path) -> None:
+async def test_metrics_have_journal_and_snapshot_progress(tmp_path: Path) -> None:
     async with (
         watched(tmp_path, memory_path=str(tmp_path / "memory"), snapshot_interval_seconds=1000) as (here, pages),
         line_to(here.address) as line,
@@ -227,7 +227,7 @@ async def test_journal_and_snapshot_tell_how_far_they_are(tmp_path: Path) -> Non
             assert seen(f"rocketmq_namesrv_{name}") == value, name
 
 
-async def test_a_snapshot_that_the_disk_refuses_is_counted(tmp_path: Path) -> None:
+async def test_a_snapshot_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
     async with watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages), line_to(here.address) as line:
         await register(line, MASTER)
         persistence = here.server._persistence
@@ -294,7 +294,7 @@ async def test_a_server_that_stops_is_not_ready_while_it_still_serves(tmp_path: 
         (b"GET /livez HTTP/1.1\r\nX: " + b"x" * REQUEST_BYTES_MAX * 4, b""),
     ],
 )
-async def test_only_short_questions_for_what_is_there_are_answered(
+async def test_only_short_requests_for_what_is_there_are_answered(
     tmp_path: Path, request_bytes: bytes, status: bytes
 ) -> None:
     async with watched(tmp_path) as (_, pages):
@@ -314,7 +314,7 @@ async def test_a_request_that_does_not_end_is_not_waited_for(tmp_path: Path, mon
         assert await page(pages, "/livez") == (200, "alive\n")
 
 
-async def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_response_that_is_not_read_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages_module, "EXCHANGE_S", 0.2)
     async with watched(tmp_path) as (here, pages):
         served = here.server._pages
@@ -350,7 +350,7 @@ async def test_connections_without_a_request_make_room_for_those_with_one(tmp_pa
         assert (await reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-async def test_answers_that_nobody_takes_make_room_for_others(tmp_path: Path) -> None:
+async def test_responses_that_are_not_read_make_room_for_others(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), AsyncExitStack() as ends:
         served = here.server._pages
         assert served is not None
@@ -367,7 +367,7 @@ async def test_answers_that_nobody_takes_make_room_for_others(tmp_path: Path) ->
         assert await page(pages, "/livez") == (200, "alive\n")
 
 
-async def test_those_who_are_there_do_not_keep_a_server_from_stopping(tmp_path: Path) -> None:
+async def test_open_connections_do_not_prevent_a_stop(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages):
         reader, writer = await asyncio.open_connection(*split_address(pages))
         writer.write(b"GET /met")
@@ -383,7 +383,7 @@ async def test_those_who_are_there_do_not_keep_a_server_from_stopping(tmp_path: 
 # ------------------------------------------------------------------------------------------------------- what cannot be
 
 
-async def test_a_taken_port_is_told_with_its_setting_and_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_an_error_with_its_setting_and_no_side_effects(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages):
         port = split_address(pages)[1]
         memory = tmp_path / "other" / "memory"
@@ -402,7 +402,9 @@ async def test_a_taken_port_is_told_with_its_setting_and_leaves_nothing_behind(t
         assert here.connections == 0
 
 
-async def test_a_missing_extra_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_extra_is_an_error_with_the_pip_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'skyroute\[metrics\]'"):
         async with watched(tmp_path):
@@ -424,7 +426,7 @@ async def test_every_metric_is_listed_and_every_listed_metric_is_there(tmp_path:
         assert told(await scrape(pages)) == listed("The name server's") | listed("Of both")
 
 
-def test_the_dashboard_asks_for_nothing_that_is_not_told() -> None:
+def test_the_dashboard_uses_existing_metrics_only() -> None:
     known = listed("The name server's") | listed("The broker's") | listed("Of both")
     names = set(known) | {f"{name}_bucket" for name, (kind, _) in known.items() if kind == "histogram"}
     dashboard = json.loads((ROOT / "docs" / "grafana" / "skyroute.json").read_text(encoding="utf-8"))

@@ -37,7 +37,7 @@ from tests.support.raw import VERSION_5, Registration, Request, Topic, mapping
         (VERSION_5, True, True),
     ],
 )
-async def test_the_dialect_follows_the_asker(line: AsyncLine, version: int, insists: bool, strict: bool) -> None:
+async def test_the_dialect_follows_the_client(line: AsyncLine, version: int, insists: bool, strict: bool) -> None:
     await register(line, MASTER, SLAVE)
     for _ in range(2):  # the second answer is one that was kept
         answer = await route(line, version=version, **({"acceptStandardJsonOnly": "true"} if insists else {}))
@@ -54,7 +54,7 @@ async def test_both_dialects_of_one_route_are_kept_apart(line: AsyncLine) -> Non
     assert texts[0] == texts[2] != texts[1] == texts[3]
 
 
-async def test_members_and_clusters_are_told_strictly_to_those_who_ask_for_it(line: AsyncLine) -> None:
+async def test_members_and_clusters_are_in_standard_json_on_request(line: AsyncLine) -> None:
     await register(line, MASTER)
     who = {"clusterName": "elsewhere", "brokerName": "broker-a"}
     for fields, key in (({}, "{0:"), ({"acceptStandardJsonOnly": "true"}, '{"0":')):
@@ -64,7 +64,7 @@ async def test_members_and_clusters_are_told_strictly_to_those_who_ask_for_it(li
     assert (await line.call(901, {**who, "brokerName": "nobody"})).value["brokerMemberGroup"]["brokerAddrs"] == {}
 
 
-async def test_a_topic_nobody_serves_has_no_route_in_javas_words(line: AsyncLine) -> None:
+async def test_an_unserved_topic_has_no_route_with_apaches_text(line: AsyncLine) -> None:
     answer = await route(line, "TopicX")
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert answer.remark == (
@@ -121,7 +121,7 @@ async def test_split_and_incremental_registrations_add_up(line: AsyncLine) -> No
     assert await topics(line) == ["TopicA", "TopicB", "TopicC", "TopicD", "TopicE"]
 
 
-async def test_static_topics_are_told_with_their_mapping(line: AsyncLine) -> None:
+async def test_routes_of_static_topics_have_mappings(line: AsyncLine) -> None:
     static = MASTER.but(mappings={"TopicA": mapping("TopicA", "broker-a", 2)})
     for registration in (static, static.but(deflate=True, data_version=NEWER)):
         await register(line, registration)
@@ -130,7 +130,7 @@ async def test_static_topics_are_told_with_their_mapping(line: AsyncLine) -> Non
     assert "topicQueueMappingByBroker" not in (await route(line, "TopicB")).text
 
 
-async def test_filter_servers_are_told_until_they_go(line: AsyncLine) -> None:
+async def test_routes_have_filter_servers_until_they_leave(line: AsyncLine) -> None:
     await register(line, MASTER.but(filter_servers=("10.0.0.1:30000",)))
     assert (await route(line)).value["filterServerTable"] == {"10.0.0.1:10911": ["10.0.0.1:30000"]}
     await register(line, MASTER)
@@ -206,7 +206,7 @@ async def test_a_topic_is_deleted_in_one_cluster_or_everywhere(line: AsyncLine) 
     assert await topics(line) == ["TopicB", "TopicC"]
 
 
-async def test_writes_are_forbidden_until_restored_or_a_new_edition(line: AsyncLine) -> None:
+async def test_writes_are_forbidden_until_restored_or_a_new_version(line: AsyncLine) -> None:
     await register(line, MASTER)
     assert (await line.call(205, {"brokerName": "broker-a"})).fields == {"wipeTopicCount": "2"}
     assert await permissions(line) == {"broker-a": 4}
@@ -253,7 +253,7 @@ async def test_a_refused_registration_leaves_no_trace(line: AsyncLine) -> None:
     assert (await line.call(OTHER.but(topics=single).request)).remark == "register broker failed"
 
 
-async def test_a_superseded_broker_is_told_nothing_and_changes_nothing(line: AsyncLine) -> None:
+async def test_a_superseded_broker_gets_an_empty_response_and_changes_nothing(line: AsyncLine) -> None:
     leader = MASTER.but(data_version=NEWER.__class__(counter=1, state=5))
     await register(line, leader)
     before = await world(line)
@@ -274,7 +274,9 @@ async def test_a_superseded_broker_is_told_nothing_and_changes_nothing(line: Asy
     ],
     ids=["address", "id", "name", "cluster"],
 )
-async def test_a_goodbye_removes_only_what_is_registered_exactly_so(line: AsyncLine, stale: Registration) -> None:
+async def test_an_unregistration_removes_only_what_is_registered_exactly_so(
+    line: AsyncLine, stale: Registration
+) -> None:
     await register(line, MASTER)
     assert (await line.call(stale.unregistration)).code == ResponseCode.SUCCESS
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
@@ -282,14 +284,14 @@ async def test_a_goodbye_removes_only_what_is_registered_exactly_so(line: AsyncL
     assert await addresses(line) == {}
 
 
-async def test_the_goodbye_of_a_replaced_broker_does_not_remove_its_successor(line: AsyncLine) -> None:
+async def test_the_unregistration_of_a_replaced_broker_does_not_remove_its_successor(line: AsyncLine) -> None:
     successor = MASTER.but(address="10.0.0.7:10911")
     await register(line, MASTER, successor)
     assert (await line.call(MASTER.unregistration)).code == ResponseCode.SUCCESS
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.7:10911"}}
 
 
-async def test_the_topic_of_brokers_that_ask_for_their_own_group_shows_true_ids(line: AsyncLine) -> None:
+async def test_the_member_topic_of_a_broker_group_has_real_ids(line: AsyncLine) -> None:
     members = "rmq_sys_SYNC_BROKER_MEMBER_broker-a"
     told = (*MASTER.topics, Topic(members, 1, 1, 1))
     await line.call(318, body=b"supportActingMaster=true")

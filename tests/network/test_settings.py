@@ -24,7 +24,7 @@ async def update(line: AsyncLine, text: str) -> Command:
 # Asking and changing
 
 
-async def test_the_port_that_the_system_chose_is_told(nameserver: Running, line: AsyncLine) -> None:
+async def test_the_port_chosen_by_the_system_is_in_the_settings(nameserver: Running, line: AsyncLine) -> None:
     assert (await settings(line))["listenPort"] == nameserver.address.rpartition(":")[2]
 
 
@@ -74,7 +74,7 @@ async def test_bytes_that_are_no_text_are_refused(line: AsyncLine) -> None:
     assert (answer.remark or "").startswith("string2Properties error")
 
 
-async def test_an_update_that_says_nothing_or_nothing_known_changes_nothing(line: AsyncLine) -> None:
+async def test_an_empty_or_unknown_update_changes_nothing(line: AsyncLine) -> None:
     before = await settings(line)
     for text in ("", "# a comment\n", "favouriteColour=blue\n"):
         assert (await update(line, text)).code == ResponseCode.SUCCESS
@@ -97,7 +97,7 @@ async def test_topic_lists_are_closed_and_opened_again(line: AsyncLine) -> None:
     assert (await line.call(304)).code == ResponseCode.SUCCESS
 
 
-async def test_order_config_appears_in_routes_that_were_already_told(line: AsyncLine) -> None:
+async def test_order_config_appears_in_cached_routes(line: AsyncLine) -> None:
     await register(line, MASTER)
     await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:4"})
     assert "orderTopicConf" not in (await route(line)).value
@@ -116,7 +116,7 @@ async def test_order_config_in_the_answer_to_a_broker_can_be_turned_off(line: As
     assert (await line.call(MASTER.request)).text == ""
 
 
-async def test_acting_masters_are_shown_as_soon_as_that_is_wanted(line: AsyncLine) -> None:
+async def test_acting_masters_are_shown_as_soon_as_the_setting_is_on(line: AsyncLine) -> None:
     await register(line, MASTER.but(acting=True), SLAVE.but(acting=True))
     await line.call(MASTER.unregistration)
     assert await addresses(line) == {"broker-a": {"1": "10.0.0.2:10911"}}
@@ -127,7 +127,7 @@ async def test_acting_masters_are_shown_as_soon_as_that_is_wanted(line: AsyncLin
     assert await addresses(line) == {"broker-a": {"1": "10.0.0.2:10911"}}
 
 
-async def test_topics_that_a_broker_no_longer_names_go_once_that_is_wanted(line: AsyncLine) -> None:
+async def test_missing_topics_are_removed_once_the_setting_is_on(line: AsyncLine) -> None:
     await register(line, MASTER)
     less = MASTER.but(topics=(Topic("TopicB"), Topic("TopicC")), data_version=NEWER)
     await register(line, less)
@@ -140,7 +140,7 @@ async def test_topics_that_a_broker_no_longer_names_go_once_that_is_wanted(line:
 # Readiness
 
 
-async def test_routes_are_not_told_before_brokers_had_time_to_register(tmp_path: Path) -> None:
+async def test_routes_are_not_served_before_brokers_had_time_to_register(tmp_path: Path) -> None:
     async with running(tmp_path, need_wait_for_service=True) as here, line_to(here.address) as line:
         answer = await route(line)
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "name server not ready")
@@ -154,7 +154,9 @@ async def test_routes_are_not_told_before_brokers_had_time_to_register(tmp_path:
 
 
 @pytest.mark.parametrize("text", ["needWaitForService=true\n", "waitSecondsForService=2147483647\n", "listenPort=1\n"])
-async def test_nobody_stops_routes_from_afar(nameserver: Running, line: AsyncLine, text: str) -> None:
+async def test_need_wait_for_service_cannot_be_set_by_a_request(
+    nameserver: Running, line: AsyncLine, text: str
+) -> None:
     await register(line, MASTER)
     answer = await update(line, "orderMessageEnable=true\n" + text)
     key = text.partition("=")[0]

@@ -48,7 +48,7 @@ def broker(*topics: str, edition: int = 1, **changes: Any) -> Registration:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_change_ends_the_wait_and_the_next_goes_on_from_there(nameserver: Running, form: Form) -> None:
+async def test_a_change_completes_a_watch_and_the_next_continues_from_there(nameserver: Running, form: Form) -> None:
     async with line_to(nameserver.address, form=form) as line, line_to(nameserver.address) as brokers:
         first = await line.call(watch("A"))
         assert (first.code, first.fields["compacted"], first.body) == (ResponseCode.SUCCESS, "true", b"")
@@ -67,7 +67,7 @@ async def test_a_change_ends_the_wait_and_the_next_goes_on_from_there(nameserver
         assert changed(await line.call(watch(after=first))) == [["B", "C"], ["A"], ["A", "B", "C"]]
 
 
-async def test_everything_that_shows_in_a_route_is_news(tmp_path: Path) -> None:
+async def test_every_change_of_a_route_completes_a_watch(tmp_path: Path) -> None:
     async with running(tmp_path, order_message_enable=True) as server, line_to(server.address) as line:
         await line.call(broker("T", "U").request)
         heard = await line.call(watch("T"))
@@ -99,7 +99,7 @@ async def test_everything_that_shows_in_a_route_is_news(tmp_path: Path) -> None:
         assert changed(await line.call(watch("T", after=heard, timeout_ms=0))) == []
 
 
-async def test_a_broker_that_goes_away_is_news(nameserver: Running) -> None:
+async def test_a_broker_that_leaves_completes_a_watch(nameserver: Running) -> None:
     async with line_to(nameserver.address) as line, line_to(nameserver.address) as brokers:
         await register(brokers, MASTER)
         topic = MASTER.topics[0].name
@@ -110,7 +110,7 @@ async def test_a_broker_that_goes_away_is_news(nameserver: Running) -> None:
         assert changed(await line.answer(asked)) == [[topic]]
 
 
-async def test_time_ends_a_wait_with_a_bookmark(nameserver: Running) -> None:
+async def test_a_timed_out_watch_returns_a_bookmark(nameserver: Running) -> None:
     async with line_to(nameserver.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first, timeout_ms=1_500))
@@ -123,7 +123,7 @@ async def test_time_ends_a_wait_with_a_bookmark(nameserver: Running) -> None:
         assert changed(await line.call(watch(after=answer, timeout_ms=0))) == []
 
 
-async def test_another_life_of_the_server_says_so(tmp_path: Path) -> None:
+async def test_a_watch_from_an_earlier_run_of_the_server_is_compacted(tmp_path: Path) -> None:
     async with running(tmp_path) as server, line_to(server.address) as line:
         heard = await line.call(watch("A"))
         await line.call(broker("A", "B").request)
@@ -137,7 +137,7 @@ async def test_another_life_of_the_server_says_so(tmp_path: Path) -> None:
         assert answer.fields["life"] != heard.fields["life"]
 
 
-async def test_a_connection_that_ends_waits_no_more(nameserver: Running) -> None:
+async def test_a_closed_connection_has_no_watches(nameserver: Running) -> None:
     async with line_to(nameserver.address) as line:
         first = await line.call(watch("A"))
         await line.send(watch("A", after=first))
@@ -156,7 +156,7 @@ async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(line: 
     assert (await line.call(106)).code == ResponseCode.SUCCESS
 
 
-async def test_a_stopping_server_sends_watchers_away(tmp_path: Path) -> None:
+async def test_a_stopping_server_completes_watches_with_go_away(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"graceful_shutdown": True, "shutdown_wait_s": 20}
     async with running(tmp_path, **settings) as server, line_to(server.address) as line:
         first = await line.call(watch("A"))
@@ -169,7 +169,7 @@ async def test_a_stopping_server_sends_watchers_away(tmp_path: Path) -> None:
         await stopping
 
 
-async def test_a_server_without_watches_is_as_apaches(tmp_path: Path) -> None:
+async def test_a_server_without_watches_responds_as_apaches(tmp_path: Path) -> None:
     async with running(tmp_path, watch_enable=False) as server, line_to(server.address) as line:
         answer = await line.call(watch("A"))
         assert (answer.code, answer.remark) == (
@@ -180,7 +180,7 @@ async def test_a_server_without_watches_is_as_apaches(tmp_path: Path) -> None:
         await line.call(318, body=b"supportActingMaster=true")
 
 
-async def test_nobody_parks_who_wants_no_answer(line: AsyncLine, nameserver: Running) -> None:
+async def test_a_oneway_watch_does_not_wait(line: AsyncLine, nameserver: Running) -> None:
     first = await line.call(watch("A"))
     await line.tell(watch("A", after=first))
     assert (await line.call(106)).code == ResponseCode.SUCCESS

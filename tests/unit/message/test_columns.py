@@ -26,7 +26,7 @@ def test_a_column_is_the_field_of_every_message(messages: list[StoredMessage], c
     assert ColumnReader(columns).read(buffer) == [column(found, name) for name in columns]
 
 
-def test_compressed_bodies_are_unpacked() -> None:
+def test_compressed_bodies_are_decompressed() -> None:
     (bodies, stored_bodies) = ColumnReader(["body", "stored_body"]).read(
         golden("record-zlib") + encode_record(stored())
     )
@@ -48,7 +48,7 @@ def test_a_buffer_cut_anywhere_is_refused() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 191))
-def test_what_is_no_record_for_one_is_none_for_the_other(noise: bytes, keep: int) -> None:
+def test_columns_and_records_refuse_the_same_bytes(noise: bytes, keep: int) -> None:
     buffer = golden("record-ipv4")[:keep] + noise
     failure = decode_run(buffer).failure
     if failure is None:

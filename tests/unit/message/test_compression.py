@@ -23,7 +23,7 @@ FLAGS = {Compression.ZLIB: 0x301, Compression.LZ4: 0x101, Compression.ZSTD: 0x20
 
 
 @pytest.mark.parametrize("kind", HERE)
-def test_what_apache_compressed_is_unpacked_once(kind: Compression) -> None:
+def test_bodies_compressed_by_apache_are_decompressed(kind: Compression) -> None:
     (message,) = decode_records(golden(f"record-{kind.name.lower()}"))
     assert message.sys_flag == FLAGS[kind]
     assert message.body == BODY
@@ -38,7 +38,7 @@ def test_zlib_without_a_type_is_what_old_clients_send() -> None:
 
 @pytest.mark.parametrize("kind", HERE)
 @pytest.mark.parametrize("body", [b"", b"x", BODY, bytes(range(256)) * 300])
-def test_bodies_come_back(kind: Compression, body: bytes) -> None:
+def test_bodies_are_decompressed_as_compressed(kind: Compression, body: bytes) -> None:
     assert unpack(compress(body, kind), FLAGS[kind]) == body
 
 
@@ -82,7 +82,7 @@ def test_what_is_not_compressed_is_left_alone() -> None:
     assert compression_of(0x300) is None
 
 
-def test_a_kind_nobody_knows_is_refused() -> None:
+def test_an_unknown_compression_type_is_refused() -> None:
     with pytest.raises(CompressionError, match="type 7"):
         unpack(zlib.compress(BODY), 0x701)
 

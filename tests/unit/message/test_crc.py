@@ -11,7 +11,7 @@ from skyroute.message.crc import crc32
 
 
 @given(st.binary(max_size=3000), st.integers(0, 0xFFFFFFFF), st.integers(0, 40))
-def test_it_is_what_zlib_says(data: bytes, before: int, start: int) -> None:
+def test_crc32_equals_zlibs(data: bytes, before: int, start: int) -> None:
     assert crc32(data) == zlib.crc32(data)
     assert crc32(data, before) == zlib.crc32(data, before)
     assert crc32(memoryview(data)[start:]) == zlib.crc32(data[start:])

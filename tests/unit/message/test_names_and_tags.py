@@ -45,7 +45,7 @@ def refusal(check: Callable[[str], None], name: str) -> str:
 
 
 @pytest.mark.parametrize("name", FACTS["topic_names"])
-def test_names_are_refused_in_apaches_words(name: str) -> None:
+def test_invalid_names_have_apaches_error_texts(name: str) -> None:
     assert refusal(check_topic, name) == FACTS["topic_names"][name]
     assert refusal(check_group, name) == FACTS["group_names"][name]
 
@@ -60,7 +60,7 @@ def test_the_systems_own_topics() -> None:
     assert not refusal(check_open_to_senders, "TBW102")
 
 
-def test_groups_that_stand_for_not_having_chosen_one() -> None:
+def test_default_groups_are_refused() -> None:
     assert "DEFAULT_PRODUCER" in refusal(check_producer_group, "DEFAULT_PRODUCER")
     assert "DEFAULT_CONSUMER" in refusal(check_consumer_group, "DEFAULT_CONSUMER")
     assert not refusal(check_producer_group, "DEFAULT_CONSUMER")
@@ -68,7 +68,7 @@ def test_groups_that_stand_for_not_having_chosen_one() -> None:
     assert is_system_group("CID_RMQ_SYS_TRANS")
 
 
-def test_names_made_of_others() -> None:
+def test_derived_names() -> None:
     assert [pop_retry_topic("g", "t"), pop_retry_topic("g", "t", version=2)] == FACTS["pop_retry"]
     assert reply_topic("c") == FACTS["reply_topic"]
     assert group_of(retry_topic("g")) == group_of(dead_letter_topic("g")) == group_of("%RETRY%g+t") == "g"

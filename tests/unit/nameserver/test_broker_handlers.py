@@ -26,7 +26,7 @@ def registration(topics: int) -> Request:
     return request
 
 
-def test_a_broker_has_been_heard_from_while_its_long_registration_waits(tmp_path: Path) -> None:
+def test_a_long_registration_renews_the_lease_before_it_runs(tmp_path: Path) -> None:
     clock, table, peer = ManualClock(), RouteTable(), Peer(1, "10.0.0.1:1")
     handlers = BrokerHandlers(
         table=table,

@@ -222,9 +222,7 @@ def with_secrets(path: Path) -> NameServerConfig:
     return NameServerConfig.load(str(path))
 
 
-def test_what_may_be_a_secret_is_told_to_nobody(
-    with_secrets: NameServerConfig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_possible_secrets_are_hidden(with_secrets: NameServerConfig, caplog: pytest.LogCaptureFixture) -> None:
     told = parse_properties(with_secrets.render())
     assert {key: told[key] for key in SECRETS} == dict.fromkeys(SECRETS, HIDDEN)
     assert "geheim" not in with_secrets.render() + repr(with_secrets) + caplog.text

@@ -116,7 +116,7 @@ def test_a_namespace_is_written_once_per_change(path: Path) -> None:
     assert run_through(kv.write_namespace("a")) == b'{"table":{}}'
 
 
-def test_it_says_what_it_holds(path: Path) -> None:
+def test_the_repr_has_the_number_of_entries(path: Path) -> None:
     kv = loaded(path)
     kv.put("a", "x", "1")
     assert repr(kv) == f"<KvConfig {path} namespaces=1 entries=1>"

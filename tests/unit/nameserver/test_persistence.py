@@ -124,7 +124,7 @@ async def test_a_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:
     await open_persistence(tmp_path, RouteTable()).close()
 
 
-async def test_a_folder_that_cannot_be_used_costs_the_memory_only(
+async def test_a_folder_that_cannot_be_used_disables_persistence_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -133,7 +133,7 @@ async def test_a_folder_that_cannot_be_used_costs_the_memory_only(
     assert caplog.text.count("no journal and no warm restart") == 1
 
 
-async def test_a_journal_folder_that_cannot_be_used_costs_the_journal_only(
+async def test_a_journal_folder_that_cannot_be_used_disables_the_journal_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "journal").write_bytes(b"in the way")
@@ -143,7 +143,9 @@ async def test_a_journal_folder_that_cannot_be_used_costs_the_journal_only(
     await persistence.close()
 
 
-async def test_a_snapshot_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_snapshot_that_cannot_be_written_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     table = RouteTable()
     persistence = open_persistence(tmp_path, table)
     (tmp_path / "routes.snapshot").mkdir()
@@ -174,7 +176,7 @@ async def test_an_unchanged_table_is_not_written_again_but_stays_fresh(tmp_path:
     await persistence.close()
 
 
-async def test_a_server_that_dies_again_and_again_does_not_believe_a_silent_broker_for_ever(tmp_path: Path) -> None:
+async def test_repeated_crashes_do_not_extend_the_lease_of_a_dead_broker(tmp_path: Path) -> None:
     await live(tmp_path)
     for _ in range(2):
         table, clock = RouteTable(), now_clock()
@@ -202,7 +204,7 @@ async def test_a_snapshot_that_was_under_way_does_not_replace_the_last_one(tmp_p
     assert await restored_topics(tmp_path) == {"T1", "T2"}
 
 
-async def test_an_id_is_made_once_and_a_damaged_one_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_id_is_created_once_and_replaced_if_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def server_id() -> str:
         folder = lock_folder(tmp_path)
         folder.release()
@@ -240,7 +242,7 @@ async def test_without_a_journal_routes_are_kept_all_the_same(tmp_path: Path) ->
     assert not (tmp_path / "journal").exists()
 
 
-def test_settings_say_where_and_what(tmp_path: Path) -> None:
+def test_settings_decide_folder_and_contents(tmp_path: Path) -> None:
     kv = str(tmp_path / "kvConfig.json")
     beside = NameServerConfig(kv_config_path=kv, listen_port=9877).persistence
     assert beside is not None
@@ -253,13 +255,13 @@ def test_settings_say_where_and_what(tmp_path: Path) -> None:
     assert NameServerConfig(journal_enable=False, warm_restart_enable=False).persistence is None
 
 
-def test_a_quiet_table_is_kept_fresh_however_seldom_snapshots_are_wanted() -> None:
+def test_the_snapshot_interval_is_at_most_half_the_maximum_age() -> None:
     persistence = NameServerConfig(snapshot_interval_seconds=600, snapshot_max_age_seconds=60).persistence
     assert persistence is not None
     assert persistence.warm_restart == WarmRestart(interval_s=30.0, age_s_max=60.0)
 
 
-def test_the_folder_cannot_be_moved_from_afar(tmp_path: Path) -> None:
+def test_the_folder_cannot_be_changed_by_a_request(tmp_path: Path) -> None:
     config = NameServerConfig(config_store_path=str(tmp_path / "namesrv.properties"))
     with pytest.raises(BlackListedError):
         config.apply_update("memoryPath=/etc")

@@ -24,7 +24,7 @@ def content(image: TableSnapshot) -> bytes:
     return b"".join(encode_snapshot(image, server_id="ns-1", sequence=42, wall_ms=7))
 
 
-def test_what_was_written_is_read() -> None:
+def test_a_snapshot_is_decoded_as_encoded() -> None:
     image = full_table().snapshot(0.0)
     header, read = decode_snapshot(content(image))
     assert read == image
@@ -42,7 +42,7 @@ def test_a_file_cut_anywhere_is_refused() -> None:
             decode_snapshot(whole[:length])
 
 
-def test_a_file_with_any_byte_changed_is_refused_or_says_the_same() -> None:
+def test_a_file_with_one_changed_byte_is_refused_or_equal() -> None:
     image = full_table().snapshot(0.0)
     whole = content(image)
     for at in range(len(whole)):
@@ -55,7 +55,7 @@ def test_a_file_with_any_byte_changed_is_refused_or_says_the_same() -> None:
 
 
 @pytest.mark.parametrize("change", [{"form": "other"}, {"version": 2}])
-def test_another_form_is_refused_by_name(change: dict[str, object]) -> None:
+def test_another_format_is_refused_by_name(change: dict[str, object]) -> None:
     first, _, body = content(TableSnapshot()).partition(b"\n")
     header = msgspec.json.decode(first) | change
     with pytest.raises(SnapshotError, match="its format is"):
@@ -82,6 +82,6 @@ def group(
         ((group("a", member(), forbidden=frozenset({"T"})),), "does not serve"),
     ],
 )
-def test_what_no_table_can_hold_is_refused(groups: tuple[GroupSnapshot, ...], reason: str) -> None:
+def test_an_inconsistent_snapshot_is_refused(groups: tuple[GroupSnapshot, ...], reason: str) -> None:
     with pytest.raises(SnapshotError, match=reason):
         decode_snapshot(content(TableSnapshot(groups)))

@@ -49,7 +49,7 @@ def watches() -> Watches:
     return Watches(RouteHistory(LIFE, 0))
 
 
-def test_a_change_wakes_only_the_watchers_of_its_topic(watches: Watches) -> None:
+def test_a_change_completes_only_the_watches_of_its_topics(watches: Watches) -> None:
     of_a, of_b, of_both, of_any = (Asker(watches, number) for number in range(4))
     of_a.watch("A")
     of_b.watch("B")
@@ -67,7 +67,7 @@ def test_a_change_wakes_only_the_watchers_of_its_topic(watches: Watches) -> None
     assert [watches._by_topic, watches._by_tick, watches._by_connection, watches._any] == [{}] * 4
 
 
-def test_whoever_knows_nothing_is_told_at_once_to_read_everything(watches: Watches) -> None:
+def test_a_watch_without_a_bookmark_is_compacted_at_once(watches: Watches) -> None:
     watches.publish({"A"}, 5)
     asker = Asker(watches)
     asker.watch("A", after=None)
@@ -76,7 +76,7 @@ def test_whoever_knows_nothing_is_told_at_once_to_read_everything(watches: Watch
     assert asker.answers == [WatchAnswer(Bookmark(LIFE, 1), 0, compacted=True)] * 3
 
 
-def test_the_time_of_a_watch_ends_with_a_bookmark(watches: Watches) -> None:
+def test_a_timed_out_watch_returns_a_bookmark(watches: Watches) -> None:
     asker = Asker(watches)
     asker.watch("A", timeout_ms=2_000)
     watches.publish({"B"}, 5)
@@ -88,7 +88,7 @@ def test_the_time_of_a_watch_ends_with_a_bookmark(watches: Watches) -> None:
     assert asker.answers[1:] == [WatchAnswer(Bookmark(LIFE, 1), 0)]
 
 
-def test_a_watch_goes_on_where_another_ended(watches: Watches) -> None:
+def test_a_watch_continues_from_a_bookmark(watches: Watches) -> None:
     for topic in "ABAC":
         watches.publish({topic}, 5)
     asker = Asker(watches)
@@ -98,7 +98,7 @@ def test_a_watch_goes_on_where_another_ended(watches: Watches) -> None:
     assert [answer.now.revision for answer in asker.answers] == [4, 4]
 
 
-def test_much_is_told_in_pieces_that_never_split_a_change() -> None:
+def test_a_long_history_is_sent_in_pieces_of_whole_changes() -> None:
     watches = Watches(RouteHistory(LIFE, 0, answer_chars_max=4))
     for topics in ({"aa", "bb"}, {"ccccccc"}, {"d"}, {"e"}):
         watches.publish(topics, 5)
@@ -114,7 +114,7 @@ def test_much_is_told_in_pieces_that_never_split_a_change() -> None:
     assert [answer.now.revision for answer in asker.answers] == [1, 2, 4, 4]
 
 
-def test_a_change_of_very_many_topics_is_named_to_who_waits_and_else_not_kept(watches: Watches) -> None:
+def test_a_change_of_many_topics_completes_watches_and_is_not_kept(watches: Watches) -> None:
     named, of_any, late = Asker(watches, 1), Asker(watches, 2), Asker(watches, 3)
     named.watch("t7", "other")
     of_any.watch()
@@ -124,7 +124,7 @@ def test_a_change_of_very_many_topics_is_named_to_who_waits_and_else_not_kept(wa
     assert of_any.answers == late.answers == [WatchAnswer(Bookmark(LIFE, 1), 1, compacted=True)]
 
 
-def test_old_changes_make_room_for_new_ones() -> None:
+def test_old_changes_are_dropped_for_new_ones() -> None:
     watches = Watches(RouteHistory(LIFE, 0, names_max=3))
     for topics in ({"A", "B"}, {"A"}, {"C"}):
         watches.publish(topics, 5)
@@ -158,7 +158,7 @@ def test_a_connection_that_watches_too_often_has_its_oldest_watch_ended(watches:
     assert other.heard == [(2, ("A",))]
 
 
-def test_no_more_wait_than_there_is_room_for() -> None:
+def test_waiting_watches_are_bounded() -> None:
     watches = Watches(RouteHistory(LIFE, 0), watches_max=2, names_max=3)
     first, second, third = Asker(watches, 1), Asker(watches, 2), Asker(watches, 3)
     first.watch("A", "B")
@@ -176,7 +176,7 @@ def test_no_more_wait_than_there_is_room_for() -> None:
     assert len(watches) == 2
 
 
-def test_a_server_that_stops_sends_everyone_away(watches: Watches) -> None:
+def test_a_stopping_server_completes_all_watches(watches: Watches) -> None:
     asker = Asker(watches)
     asker.watch("A")
     watches.close()
@@ -185,7 +185,7 @@ def test_a_server_that_stops_sends_everyone_away(watches: Watches) -> None:
     assert len(watches) == 0
 
 
-def test_a_later_life_begins_above_an_earlier_one() -> None:
+def test_revisions_of_a_later_run_are_larger() -> None:
     clock = ManualClock()
     history = RouteHistory("first", first_revision(clock))
     for _ in range(100):
@@ -195,7 +195,7 @@ def test_a_later_life_begins_above_an_earlier_one() -> None:
     assert first_revision(clock) < 1 << 62
 
 
-def test_ten_thousand_watches_cost_little_of_our_own() -> None:
+def test_ten_thousand_watches_take_little_memory() -> None:
     watches = Watches(RouteHistory(LIFE, 0))
     tracemalloc.start()
     for number in range(10_000):

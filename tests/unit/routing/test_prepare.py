@@ -54,7 +54,7 @@ def steps_of(steps: Generator[None, None, T]) -> tuple[int, T]:
 
 
 @given(known=topic_tables, said=topic_tables, version=st.integers(1, 2), forbidden=st.booleans(), delete=st.booleans())
-def test_a_prepared_registration_comes_to_the_same(
+def test_a_prepared_registration_has_the_same_result(
     known: dict[str, QueueSettings], said: dict[str, QueueSettings], *, version: int, forbidden: bool, delete: bool
 ) -> None:
     at_once = knowing(registration(topics=known | {"A": QueueSettings(1, 1, 6), "B": QueueSettings(1, 1, 6)}))
@@ -77,7 +77,7 @@ def test_a_prepared_registration_comes_to_the_same(
     assert set(in_steps.topics) == served(at_once)
 
 
-def test_no_step_looks_at_more_than_its_share() -> None:
+def test_every_step_is_bounded() -> None:
     table = knowing(registration(topics=TOPICS))
     news = registration(topics=OTHERS, version=2)
     steps, preparation = steps_of(table.prepare(news, delete_missing_topics=True))
@@ -89,7 +89,7 @@ def test_no_step_looks_at_more_than_its_share() -> None:
     assert set(table.topics) == set(OTHERS)
 
 
-def test_clients_see_nothing_of_a_registration_before_it_is_applied() -> None:
+def test_routes_do_not_change_before_a_registration_is_applied() -> None:
     table = knowing(registration(topics=TOPICS))
     news = registration(topics=(*OTHERS, "T1"), version=2)
     steps = table.prepare(news, delete_missing_topics=True)
@@ -183,7 +183,7 @@ def test_two_registrations_of_one_broker_end_in_the_last_one() -> None:
     assert set(table.topics) == {*TOPICS, "U1"}
 
 
-def test_a_late_registration_does_not_displace_who_came_after_it() -> None:
+def test_a_late_registration_does_not_replace_a_later_one() -> None:
     table = knowing(registration(topics=TOPICS))
     ticket = table.take_ticket()
     table.register(registration(address=OTHER, topics=TOPICS), connection=2, now=1.0)

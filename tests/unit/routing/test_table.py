@@ -55,7 +55,7 @@ def test_a_heartbeat_that_changes_nothing_reports_nothing() -> None:
     assert tell(table, registration()) == RegistrationOutcome()
 
 
-def test_a_new_edition_of_the_same_topics_reports_only_the_edition() -> None:
+def test_a_new_version_of_the_same_topics_reports_only_the_version() -> None:
     table = RouteTable()
     tell(table, registration(version=1))
     (event,) = tell(table, registration(version=2)).events
@@ -64,14 +64,14 @@ def test_a_new_edition_of_the_same_topics_reports_only_the_edition() -> None:
     assert table.version_of(BrokerKey("c1", MASTER)) == DataVersion(0, 2, 2)
 
 
-def test_a_slave_is_told_where_its_master_is_and_a_master_is_told_nothing() -> None:
+def test_the_outcome_has_the_master_address_for_a_slave_only() -> None:
     table = RouteTable()
     assert tell(table, registration()).master_address is None
     outcome = tell(table, registration(1, SLAVE))
     assert (outcome.master_address, outcome.master_ha_address) == (MASTER, HA[MASTER])
 
 
-def test_a_slave_without_a_master_is_told_nothing() -> None:
+def test_the_outcome_of_a_slave_without_master_has_no_address() -> None:
     outcome = tell(RouteTable(), registration(1, SLAVE))
     assert (outcome.master_address, outcome.master_ha_address) == (None, None)
 
@@ -84,7 +84,7 @@ def test_the_last_registrant_decides_zone_and_acting_master_of_its_group() -> No
     assert (event.acting_master_before, event.acting_master_after) == (True, False)
 
 
-def test_filter_servers_are_kept_when_unsaid_and_cleared_when_empty() -> None:
+def test_filter_servers_are_kept_when_absent_and_cleared_when_empty() -> None:
     table = RouteTable()
     tell(table, registration(filter_servers=("f:1", "f:2")))
     tell(table, registration(filter_servers=None))
@@ -143,7 +143,7 @@ def test_a_superseded_broker_keeps_the_id_it_has() -> None:
     assert table.version_of(BrokerKey("c1", SLAVE)) == DataVersion(4, 1, 1)
 
 
-def test_a_full_table_refuses_a_newcomer_and_still_takes_heartbeats_and_replacements() -> None:
+def test_a_full_table_refuses_a_new_broker_and_accepts_heartbeats_and_replacements() -> None:
     table = RouteTable(brokers_max=1)
     tell(table, registration())
     with pytest.raises(TableFullError, match="brokersMax"):
@@ -178,7 +178,7 @@ def test_too_many_topics_are_refused_before_one_of_them_is_written() -> None:
         registration(1, OTHER, topics=[f"{'x' * 2000}{number}" for number in range(20)], filter_servers=("f" * 9000,)),
     ],
 )
-def test_registrations_are_bounded_by_what_they_hold(much: Registration) -> None:
+def test_registrations_are_bounded_in_bytes(much: Registration) -> None:
     table = RouteTable(registration_bytes_max=12_000)
     tell(table, registration(topics=("T1", "T2")))
     before = table.stats(0.0)
@@ -188,7 +188,7 @@ def test_registrations_are_bounded_by_what_they_hold(much: Registration) -> None
     tell(table, registration(topics=("T1", "T2"), version=2))
 
 
-def test_what_was_held_is_free_again_when_its_brokers_leave() -> None:
+def test_registration_bytes_are_freed_when_brokers_leave() -> None:
     table = RouteTable(registration_bytes_max=20_000)
     large = [f"{'x' * 50}{number}" for number in range(40)]
     for _ in range(3):
@@ -206,7 +206,7 @@ def test_what_was_held_is_free_again_when_its_brokers_leave() -> None:
 # One address, one id
 
 
-def test_another_address_under_the_same_id_takes_over_and_the_old_lease_is_gone() -> None:
+def test_another_address_with_the_same_id_replaces_the_broker_and_its_lease() -> None:
     """A broker that restarted with a new address leaves no lease behind that expires later (§23 #3)."""
     table = RouteTable()
     tell(table, registration(filter_servers=("f:1",)), connection=1)
@@ -332,7 +332,7 @@ def test_a_group_moves_even_if_none_of_its_brokers_can_follow() -> None:
 # Leaving
 
 
-def test_a_silent_broker_is_evicted_just_after_its_lease() -> None:
+def test_a_broker_is_evicted_just_after_its_lease() -> None:
     table = RouteTable()
     tell(table, registration(), connection=7, now=0.0)
     assert table.evict_expired(now=120.0) == ()
@@ -367,7 +367,7 @@ def test_the_last_broker_takes_group_topics_and_cluster_with_it() -> None:
     assert repr(table) == EMPTY
 
 
-def test_topics_of_other_groups_stay_when_a_group_goes() -> None:
+def test_topics_of_other_groups_stay_when_a_group_leaves() -> None:
     """Only the group's own topics are looked at, however many there are (§23 #11)."""
     table = RouteTable()
     tell(table, registration(topics=("T1", "T2")), connection=1)
@@ -389,7 +389,7 @@ def test_every_broker_behind_a_closed_connection_leaves() -> None:
     assert table.drop_connection(1) == ()
 
 
-def test_a_holder_is_not_idle_while_another_of_its_brokers_lives() -> None:
+def test_a_connection_is_not_unused_while_another_of_its_brokers_is_registered() -> None:
     table = RouteTable()
     tell(table, registration(lease_s=1.0), connection=1)
     tell(table, registration(0, OTHER, name="broker-b"), connection=1)
@@ -415,7 +415,7 @@ def test_closing_an_old_connection_does_not_end_a_broker_that_came_back_over_a_n
         ("c1", MASTER, "broker-a", 1),
     ],
 )
-def test_a_goodbye_that_does_not_match_the_registration_has_no_effect(
+def test_an_unregistration_that_does_not_match_the_registration_has_no_effect(
     cluster: str, address: str, name: str, broker_id: int
 ) -> None:
     """A late goodbye never removes a fresh registration, and a wrong one spoils nothing (§23 #1 and #16)."""
@@ -425,7 +425,7 @@ def test_a_goodbye_that_does_not_match_the_registration_has_no_effect(
     assert member_addresses(table, "broker-a") == {0: MASTER}
 
 
-def test_the_goodbye_of_a_replaced_broker_does_not_remove_its_successor() -> None:
+def test_the_unregistration_of_a_replaced_broker_does_not_remove_its_successor() -> None:
     table = RouteTable()
     tell(table, registration(0, MASTER))
     tell(table, registration(0, OTHER))
@@ -433,7 +433,7 @@ def test_the_goodbye_of_a_replaced_broker_does_not_remove_its_successor() -> Non
     assert member_addresses(table, "broker-a") == {0: OTHER}
 
 
-def test_a_matching_goodbye_is_taken_once() -> None:
+def test_a_matching_unregistration_is_taken_once() -> None:
     table = RouteTable()
     tell(table, registration())
     assert only(table.unregister("c1", MASTER, "broker-a", 0), BrokerLeft).cause is Cause.UNREGISTERED
@@ -444,7 +444,7 @@ def test_a_matching_goodbye_is_taken_once() -> None:
 # The smallest id
 
 
-def test_a_group_that_loses_its_smallest_id_reports_who_left_and_who_is_next() -> None:
+def test_a_group_that_loses_its_smallest_id_reports_the_old_and_new_broker() -> None:
     table = RouteTable()
     tell(table, registration(acting_master=True), connection=1)
     tell(table, registration(1, SLAVE, acting_master=True), connection=2)
@@ -481,13 +481,13 @@ def test_a_new_smallest_id_is_reported_with_its_replication_address() -> None:
     )
 
 
-def test_the_first_broker_of_a_group_has_nobody_to_report_to() -> None:
+def test_the_first_broker_of_a_group_is_not_reported_as_smallest() -> None:
     """An empty group has no smallest id, not id 0 (§23 #15)."""
     events = tell(RouteTable(), registration(3, acting_master=True)).events
     assert not any(isinstance(event, SmallestIdChanged) for event in events)
 
 
-def test_a_lone_broker_that_changes_its_role_is_not_told_about_itself() -> None:
+def test_a_lone_broker_that_changes_its_role_is_not_reported() -> None:
     """Smallest ids are compared before and after the role switch (§23 #15)."""
     table = RouteTable()
     tell(table, registration(1, acting_master=True))
@@ -495,7 +495,7 @@ def test_a_lone_broker_that_changes_its_role_is_not_told_about_itself() -> None:
     assert isinstance(event, BrokerChanged)
 
 
-def test_a_role_switch_is_reported_to_the_others_and_says_whether_acting_masters_are_allowed() -> None:
+def test_a_role_switch_is_reported_with_the_acting_master_flag() -> None:
     """Registering and leaving report alike, and the receiver decides by the group's own flag (§23 #15)."""
     table = RouteTable()
     tell(table, registration(1, SLAVE, acting_master=False))
@@ -505,7 +505,7 @@ def test_a_role_switch_is_reported_to_the_others_and_says_whether_acting_masters
     assert (event.smallest_id, event.smallest_address, event.others) == (0, OTHER, (SLAVE,))
 
 
-def test_a_master_that_steps_down_is_not_reported_as_gone() -> None:
+def test_a_master_that_becomes_a_slave_is_not_reported_as_offline() -> None:
     table = RouteTable()
     tell(table, registration(0, MASTER))
     tell(table, registration(1, SLAVE))

@@ -7,7 +7,7 @@ from skyroute.wire.codes import LANGUAGES, V3_0_11, V4_9_4, V5_0_0, V5_3_1, Requ
 from tests.unit.wire.golden import golden_line
 
 
-def test_languages_stand_at_their_numbers() -> None:
+def test_languages_have_apaches_numbers() -> None:
     assert {name: number for number, name in enumerate(LANGUAGES)} == {
         "JAVA": 0,
         "CPP": 1,
@@ -37,7 +37,7 @@ def test_every_code_has_the_number_it_has_in_java(codes: type[IntEnum], kind: st
     assert {code.name: code.value for code in of_java} == {code.name: in_java.get(code.name) for code in of_java}
 
 
-def test_the_one_code_of_our_own_is_none_of_javas() -> None:
+def test_the_watch_code_is_not_used_by_apache() -> None:
     in_java = json.loads(golden_line("apache-5.5.0/codes.json"))["requests"]
     assert RequestCode.WATCH_ROUTES.name not in in_java
     assert RequestCode.WATCH_ROUTES.value not in in_java.values()

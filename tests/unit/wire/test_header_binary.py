@@ -75,7 +75,7 @@ def test_a_key_or_value_of_no_bytes_is_absent(fields: dict[str, str], kept: dict
     assert read(binary_header(fields=fields)).fields == kept
 
 
-def test_a_key_said_twice_has_its_last_value() -> None:
+def test_a_repeated_key_has_its_last_value() -> None:
     entries = short_text("a") + long_text("1") + short_text("a") + long_text("2")
     header = binary_header()[:FIELDS_LENGTH_AT] + struct.pack(">i", len(entries)) + entries
     assert read(header).fields == {"a": "2"}

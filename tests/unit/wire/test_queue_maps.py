@@ -76,7 +76,7 @@ def test_a_table_is_written_as_java_writes_it() -> None:
     assert encode_queue_map("offsetTable", table) == golden_line("client/offset-reset.txt")
 
 
-def test_values_are_written_by_whoever_knows_how() -> None:
+def test_values_are_encoded_by_the_given_function() -> None:
     assert write_queue_map({QUEUE: 0.5}, repr) == '{{"brokerName":"broker-a","queueId":0,"topic":"TopicTest"}:0.5}'
 
 
@@ -137,7 +137,7 @@ def test_a_table_that_was_not_sent_is_empty() -> None:
         "[" * 100_000,
     ],
 )
-def test_a_key_that_stands_for_no_queue_is_refused(key: str) -> None:
+def test_a_key_that_is_not_a_queue_is_refused(key: str) -> None:
     with pytest.raises(BodyError):
         queue_of_key(key)
 
@@ -175,7 +175,7 @@ def test_any_text_is_a_table_or_a_wire_error(text: str) -> None:
         assert isinstance(by_queue(decode_with_queue_keys(text.encode(), dict[str, Any])), dict)
 
 
-def test_more_keys_than_anybody_has_are_refused() -> None:
+def test_too_many_keys_are_refused() -> None:
     allowed = b"{" + b"{}:1," * (OBJECT_KEYS_MAX - 1)
     assert quote_object_keys(allowed + b"{}:1}").count(b'"{}"') == OBJECT_KEYS_MAX
     with pytest.raises(JsonError, match=f"more than {OBJECT_KEYS_MAX} objects"):

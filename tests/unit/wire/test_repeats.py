@@ -72,7 +72,7 @@ def test_nothing_is_found_before_anything_was_remembered() -> None:
 
 @pytest.mark.parametrize("response", RESPONSES)
 @pytest.mark.parametrize(("first", "then"), [(7, 8), (7, 7), (99, 10), (123456789, 987654321), (100000000, 999999999)])
-def test_the_same_question_under_another_number_has_the_same_answer(response: Response, first: int, then: int) -> None:
+def test_the_same_request_under_another_number_has_the_same_answer(response: Response, first: int, then: int) -> None:
     repeats = remembering(question(first), response=response)
     found = repeats.find(question(then))
     assert found is not None
@@ -89,7 +89,7 @@ def test_an_answer_comes_in_four_pieces_with_the_number_second_and_the_body_last
     assert body is ROUTE.body
 
 
-def test_the_question_of_an_apache_client_is_remembered() -> None:
+def test_the_request_of_an_apache_client_is_remembered() -> None:
     asked = golden_bytes("apache-5.5.0/route-json.hex")
     request = decode_command(asked)
     repeats = remembering(asked)
@@ -99,14 +99,14 @@ def test_the_question_of_an_apache_client_is_remembered() -> None:
     assert b"".join(found) == in_the_ordinary_way(again, ROUTE)
 
 
-def test_our_own_question_is_remembered() -> None:
+def test_our_own_request_is_remembered() -> None:
     request = Request(105, {"topic": "T"})
     found = remembering(encode_request(request, 7)).find(encode_request(request, 8))
     assert found is not None
     assert b"".join(found) == in_the_ordinary_way(encode_request(request, 8), ROUTE)
 
 
-def test_each_question_has_its_own_answer() -> None:
+def test_each_request_has_its_own_answer() -> None:
     repeats = Repeats()
     for name in ("A", "B", "C"):
         asked = question(7, extFields={"topic": name})
@@ -148,12 +148,12 @@ def test_finding_does_not_use_an_answer_up() -> None:
         question(8) + b" ",
     ],
 )
-def test_a_question_that_differs_in_more_than_its_number_is_another(other: bytes) -> None:
+def test_a_request_that_differs_in_more_than_its_number_is_another(other: bytes) -> None:
     assert remembering(question(7)).find(other) is None
 
 
 @pytest.mark.parametrize("flag", [1, 2, 3])
-def test_a_question_that_wants_no_answer_is_never_taken_for_one_that_does(flag: int) -> None:
+def test_a_request_that_wants_no_answer_is_never_taken_for_one_that_does(flag: int) -> None:
     repeats = remembering(question(7, flag=0))
     assert repeats.find(question(7, flag=flag)) is None
     assert remembering(question(7, flag=flag)).find(question(7, flag=0)) is None
@@ -172,7 +172,7 @@ def test_a_number_that_is_not_plain_is_not_remembered(number: object) -> None:
 @pytest.mark.parametrize(
     "number", ["x", " 7", "7 ", "-7", "+7", "7.", ".7", "0x", "1e", "1_", '""', "[]", "{}", "\t7", "٣", "²"]
 )
-def test_what_stands_for_the_number_must_be_digits(number: str) -> None:
+def test_a_request_id_must_be_digits(number: str) -> None:
     plain = json_header(code=105, opaque=0, version=479).decode()
     size = len(number.encode())
     remembered = written(plain.replace('"opaque":0', '"opaque":' + "5" * size))
@@ -231,7 +231,7 @@ def test_a_number_with_leading_zeros_is_not_found(number: str) -> None:
         '{"code":105,"opaque":7,"extFields":{"topic":"a\\\\b"},"version":479}',
     ],
 )
-def test_a_question_that_its_bytes_alone_do_not_tell_apart_is_not_remembered(header: str) -> None:
+def test_an_ambiguous_request_is_not_cached(header: str) -> None:
     others = [header.replace("7", str(digit)) for digit in range(10)]
     assert_never_found(written(header), *map(written, others))
 
@@ -246,7 +246,7 @@ def test_a_question_that_its_bytes_alone_do_not_tell_apart_is_not_remembered(hea
         '{"code":105,\'remark\':\'"opaque":0,\',"version":479}',
     ],
 )
-def test_a_nested_number_is_not_taken_for_that_of_a_question_without_one(header: str) -> None:
+def test_a_nested_number_is_not_taken_for_that_of_a_request_without_one(header: str) -> None:
     # A question without a number has the number 0, which is what stands there by chance.
     assert decode_command(written(header)).request_id == 0
     repeats = remembering(written(header))
@@ -255,7 +255,7 @@ def test_a_nested_number_is_not_taken_for_that_of_a_question_without_one(header:
 
 
 @pytest.mark.parametrize("number", [7, 0, 123456789])
-def test_a_binary_question_is_neither_remembered_nor_found(number: int) -> None:
+def test_a_binary_request_is_neither_remembered_nor_found(number: int) -> None:
     asked = frame(binary_header(105, request_id=number, version=479, fields={"topic": "T"}), form=BINARY)
     assert_never_found(asked, question(number))
     trap = frame(binary_header(105, request_id=7, fields={"t": '"opaque":7,'}), form=BINARY)
@@ -264,13 +264,13 @@ def test_a_binary_question_is_neither_remembered_nor_found(number: int) -> None:
 
 
 @pytest.mark.parametrize("body", [b"b", b'"opaque":7,', b"\0" * 100])
-def test_a_question_with_a_body_is_neither_remembered_nor_found(body: bytes) -> None:
+def test_a_request_with_a_body_is_neither_remembered_nor_found(body: bytes) -> None:
     header = question(7)[8:]
     assert_never_found(frame(header, body), frame(header))
     assert remembering(frame(header)).find(frame(header, body)) is None
 
 
-def test_a_body_cannot_stand_in_for_a_part_of_the_header() -> None:
+def test_a_body_is_not_mistaken_for_a_part_of_the_header() -> None:
     whole = question(7)
     header = whole[8:]
     for at in range(1, len(header)):
@@ -287,19 +287,19 @@ def padded(size: int, number: int = 7) -> bytes:
     return question(number, remark="x" * fill)
 
 
-def test_a_question_of_the_longest_length_is_remembered() -> None:
+def test_a_request_of_the_longest_length_is_remembered() -> None:
     assert len(padded(FRAME_BYTES_MAX)) == FRAME_BYTES_MAX
     found = remembering(padded(FRAME_BYTES_MAX)).find(padded(FRAME_BYTES_MAX, 8))
     assert found is not None
     assert b"".join(found) == in_the_ordinary_way(padded(FRAME_BYTES_MAX, 8), ROUTE)
 
 
-def test_a_longer_question_is_not_found() -> None:
+def test_a_longer_request_is_not_found() -> None:
     assert_never_found(padded(FRAME_BYTES_MAX + 1), padded(FRAME_BYTES_MAX + 1, 8))
 
 
 @pytest.mark.parametrize("size", [FRAME_BYTES_MAX + 1, 1 << 20])
-def test_a_longer_question_takes_no_memory(size: int) -> None:
+def test_a_longer_request_takes_no_memory(size: int) -> None:
     repeats = remembering(padded(size))
     assert len(repeats._questions) == 0
 
@@ -373,7 +373,7 @@ def number_first(number: int, topic: str, version: int = 479) -> bytes:
 
 @pytest.mark.parametrize("version", [317, 479])
 @pytest.mark.parametrize("write", [lambda n, t, v: question(n, extFields={"topic": t}, version=v), number_first])
-def test_a_topic_not_asked_for_yet_is_found_by_the_form_of_the_question(write: Any, version: int) -> None:
+def test_a_new_topic_is_found_by_the_format_of_the_request(write: Any, version: int) -> None:
     repeats = having_learnt(write(77, "Orders", version))
     # As long as the first, so of the same form.
     for number, topic in ((88, "Orders"), (8888888, "T"), (88888, "a b")):
@@ -387,7 +387,7 @@ def test_a_topic_not_asked_for_yet_is_found_by_the_form_of_the_question(write: A
     assert repeats.found == 3
 
 
-def test_a_topic_that_was_asked_for_is_not_looked_up() -> None:
+def test_a_requested_topic_is_not_looked_up_again() -> None:
     routes = OneRouteEach()
     repeats = having_learnt(question(7777777), routes=routes)
     route = routes.by_topic["Orders"] = PreparedRoute(("broker-a",))
@@ -417,7 +417,7 @@ def test_an_answer_that_does_not_last_takes_the_ordinary_way() -> None:
         '{"code":106,"extFields":{"topic":"T"},"opaque":7,"version":479}',
     ],
 )
-def test_a_question_whose_topic_its_bytes_do_not_show_teaches_no_form(header: str) -> None:
+def test_a_request_whose_topic_its_bytes_do_not_show_teaches_no_form(header: str) -> None:
     assert having_learnt(written(header))._forms == {}
 
 
@@ -436,7 +436,7 @@ def test_no_more_than_a_certain_number_of_forms_is_remembered() -> None:
         assert len(repeats._forms) <= FORMS_MAX
 
 
-def test_more_questions_than_are_remembered_whole_are_answered_by_their_form() -> None:
+def test_more_requests_than_are_remembered_whole_are_answered_by_their_form() -> None:
     names = [f"T{at:05}" for at in range(QUESTIONS_MAX + 1)]
     repeats = having_learnt(*(question(7, extFields={"topic": name}) for name in names))
     assert len(repeats._forms) == 1
@@ -447,7 +447,7 @@ def test_more_questions_than_are_remembered_whole_are_answered_by_their_form() -
     assert repeats._questions == {}
 
 
-def test_questions_that_are_signed_are_remembered_whole() -> None:
+def test_requests_that_are_signed_are_remembered_whole() -> None:
     signed = [
         question(7, extFields={"Signature": f"{at:09}", "topic": "T"}) for at in range(OWN_FORM_QUESTIONS_MAX + 9)
     ]
@@ -562,7 +562,7 @@ def test_whatever_is_found_is_what_the_ordinary_way_would_give(
     numbers=DIGITS,
     response=st.sampled_from(RESPONSES),
 )
-def test_any_plain_question_is_found_under_any_number_of_as_many_digits(
+def test_any_plain_request_is_found_under_any_number_of_as_many_digits(
     header: dict[str, Any], numbers: tuple[int, int], response: Response
 ) -> None:
     header.pop("opaque", None)
@@ -583,7 +583,7 @@ def test_any_plain_question_is_found_under_any_number_of_as_many_digits(
     inserted=st.sampled_from([b"", b'"opaque":8,', b'"', b"'", b"\\", b",", b":", b"0", b"9", b"{", b"}", b" ", b"[]"]),
     number=st.sampled_from([0, 7, 42]),
 )
-def test_a_damaged_question_is_found_only_if_it_would_be_answered_so(
+def test_a_damaged_request_is_found_only_if_it_would_be_answered_so(
     at: int, removed: int, inserted: bytes, number: int
 ) -> None:
     remembered = question(number)

@@ -63,7 +63,7 @@ def test_a_reply_has_a_code_of_its_own() -> None:
 
 @pytest.mark.parametrize(("batch", "reply"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("properties", ["", PROPERTIES, 'a\x01"\\%d\x02', "k\x01名前\x02"])
-def test_what_is_written_ahead_says_what_a_send_says(properties: str, batch: bool, reply: bool) -> None:
+def test_a_cached_send_header_equals_an_encoded_one(properties: str, batch: bool, reply: bool) -> None:
     for queue in (QUEUE, QueueRef("%RETRY%CG", "字%d", 0), QUEUE):
         asked = {
             encode: decode_command(
@@ -120,7 +120,7 @@ def test_javas_answer_to_a_send_is_read() -> None:
     )
 
 
-def test_what_an_answer_need_not_say() -> None:
+def test_optional_fields_of_a_send_response_may_be_absent() -> None:
     receipt = decode_send_receipt(Response(fields={"msgId": "0", "queueId": "0", "queueOffset": "0"}))
     assert receipt == SendReceipt("0", 0, 0)
     assert receipt.trace_on
@@ -137,7 +137,7 @@ def test_what_an_answer_need_not_say() -> None:
         ("queueOffset", "1.5"),
     ],
 )
-def test_an_answer_that_does_not_say_where_the_message_is(field: str, value: str | None) -> None:
+def test_a_send_response_without_offset_is_refused(field: str, value: str | None) -> None:
     fields = {"msgId": "0", "queueId": "0", "queueOffset": "0"} | {field: value}
     known = {name: text for name, text in fields.items() if text is not None}
     with pytest.raises(FieldError, match=field):
@@ -179,7 +179,7 @@ def test_a_pushed_reply_that_lacks_something_is_refused(field: str) -> None:
         decode_pushed_reply(Request(326, fields))
 
 
-def test_a_receipt_that_is_written_at_once_says_what_any_other_says() -> None:
+def test_a_prepared_receipt_equals_an_encoded_one() -> None:
     host = bytes([10, 0, 0, 1, 0, 0, 42, 159])
     form = ReceiptForm(host, 'Région "100 %"', trace_on=False)
     written = response_head(form.fill(4096, 3, 17, b"7F0001ABCD"), 99, FORM_JSON)

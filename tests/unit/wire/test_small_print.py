@@ -185,12 +185,12 @@ def test_an_oversize_frame_that_cannot_be_right_is_refused_with_its_eighth_byte(
 @pytest.mark.parametrize(
     "body", [b"{}", b'{"topicConfigSerializeWrapper":{}}', b'{"topicConfigSerializeWrapper":{"dataVersion":{}}}']
 )
-def test_a_broker_that_says_nothing_of_topics_has_none(body: bytes) -> None:
+def test_a_registration_without_topics_is_empty(body: bytes) -> None:
     request = Request(code=103, version=479, body=body)
     assert run_through(decode_topic_table(request)).topics == {}
 
 
-def test_topics_that_stand_bare_are_not_taken_for_none() -> None:
+def test_topics_outside_the_wrapper_are_refused() -> None:
     request = Request(code=103, version=479, body=b'{"topicConfigTable":{"T":{"perm":4}}}')
     with pytest.raises(BodyError, match="is not in topicConfigSerializeWrapper"):
         run_through(decode_topic_table(request))

@@ -239,7 +239,7 @@ def test_a_registration_older_than_3_0_11_is_a_bare_table() -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "binary"])
-def test_a_question_for_a_route_written_by_apache_is_understood(form: str) -> None:
+def test_a_request_for_a_route_written_by_apache_is_understood(form: str) -> None:
     query = decode_route_query(read(golden_bytes(f"apache-5.5.0/route-{form}.hex")))
     assert (query.topic, query.dialect, query.zone) == ("TopicTest", Dialect.STRICT, None)
 

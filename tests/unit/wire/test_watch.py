@@ -46,12 +46,12 @@ def request(body: object = None, **fields: str) -> Request:
 
 
 @given(queries)
-def test_what_is_asked_is_read_as_it_was_written(query: WatchQuery) -> None:
+def test_a_watch_is_decoded_as_encoded(query: WatchQuery) -> None:
     assert decode_watch(encode_watch(query)) == query
 
 
 @given(answers)
-def test_what_is_answered_is_read_as_it_was_written(answer: WatchAnswer) -> None:
+def test_a_watch_response_is_decoded_as_encoded(answer: WatchAnswer) -> None:
     assert decode_watch_answer(encode_watch_answer(answer)) == answer
 
 
@@ -124,6 +124,6 @@ def test_topics_that_make_no_sense_are_refused(asked: Request, reason: str) -> N
         Response(fields={"life": "x", "revision": "1"}, body=b'{"changes":[{}]}'),
     ],
 )
-def test_an_answer_that_is_none_is_refused(answer: Response) -> None:
+def test_an_invalid_watch_response_is_refused(answer: Response) -> None:
     with pytest.raises(WireError):
         decode_watch_answer(answer)
