@@ -1,4 +1,4 @@
-"""Whatever changes the bytes that a client is told of a topic, its watchers hear of.
+"""Every change of the bytes of a route invalidates its topic.
 
 The steps are those of the route table's own model test; after each, what every client could be told of every topic is
 compared with what it would have been told before.

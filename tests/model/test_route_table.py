@@ -352,7 +352,7 @@ def mirror_of(model: Model) -> Mirror:
 
 
 def told(groups: Iterable[GroupState]) -> dict[str, GroupSnapshot]:
-    """All that a journal tells of groups: leases, and who knows of acting masters, it does not."""
+    """Groups as a journal has them: without leases and acting master support."""
     return {
         group.name: replace(
             group,
@@ -396,7 +396,7 @@ class RouteTableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.brokers)
     @rule(data=st.data(), table=topic_tables, connection=connections)
     def register_known_broker_again(self, data: st.DataObject, table: TopicTable, connection: int) -> None:
-        """With one topic or all, in a new edition or the same, perhaps in another role or cluster."""
+        """With one topic or all, in a new version or the same, perhaps in another role or cluster."""
         broker = data.draw(st.sampled_from(self.model.brokers))
         said = self.last_word[BrokerKey(broker.cluster, broker.address)]
         change = data.draw(st.sampled_from(("edition", "content", "id", "id", "cluster", "flags")))
@@ -420,7 +420,7 @@ class RouteTableMachine(RuleBasedStateMachine):
     def repeat_the_last_word(
         self, data: st.DataObject, connection: int, zone: str | None, *, acting_master: bool
     ) -> None:
-        """A broker that knows of acting masters keeps knowing of them; what it says of them may change."""
+        """The broker keeps sending the acting master flag; its value may change."""
         broker = data.draw(st.sampled_from(self.model.brokers))
         said = self.last_word[BrokerKey(broker.cluster, broker.address)]
         if said.acting_master is not None:
@@ -478,7 +478,7 @@ class RouteTableMachine(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """What brokers said is known as before; who held them, and until when, is not."""
+        """Registrations are restored; connections and expiry times are not."""
         content = b"".join(encode_snapshot(self.table.snapshot(self.now), server_id="model", sequence=0, wall_ms=0))
         self.table, self.mirror = RouteTable(topics_a_step=self.topics_a_step), Mirror()
         events = self.table.restore(decode_snapshot(content)[1], lease_s=RESTORED_LEASE_S, now=self.now)

@@ -152,7 +152,7 @@ async def test_a_production_server_that_does_not_respond_times_out(
     assert "did not answer request 105" in caplog.text
 
 
-# The asker leaves before the answer
+# The client disconnects before the response
 
 
 @asynccontextmanager
@@ -174,12 +174,12 @@ async def test_an_client_that_leaves_before_the_answer_leaves_nothing_behind(tmp
             if end == "abort":
                 asker.abort()
         await eventually(lambda: test.connections == 0)
-        deaf.hang_up()  # now the questions end, with nobody left to tell
+        deaf.hang_up()  # now the forwarded requests end, and their client is gone
         await eventually(lambda: len(test.remoting._tasks) == 1)  # the sweep alone is left
         assert (test.buffered_bytes, test.unsent_bytes) == (0, 0)
         async with line_to(test.address) as line:
             assert await topics(line) == []
-    gc.collect()  # a forgotten exception is reported by whoever collects it
+    gc.collect()  # an exception that was never retrieved is reported here
 
 
 async def test_a_server_that_stops_does_not_wait_for_production(tmp_path: Path) -> None:

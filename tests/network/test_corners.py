@@ -1,4 +1,4 @@
-"""Where two rules meet: back-pressure and bad bytes, TLS and goodbye, a test environment and itself."""
+"""Combinations: back-pressure and bad bytes, TLS and close_notify, a test environment and itself."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_tls_close_notify_ends_the_connection_at_once(tmp_path: Path) ->
             host, port, ssl=client_of(authority), server_hostname="localhost", ssl_shutdown_timeout=30
         )
         await register(AsyncLine(reader, writer), MASTER)
-        writer.close()  # says close_notify, and waits for the other side's before it closes the socket
+        writer.close()  # sends close_notify, and waits for the other side's before it closes the socket
         await eventually(lambda: here.connections == 1)
         assert await addresses(plain) == {}
         await writer.wait_closed()

@@ -1,4 +1,4 @@
-"""What documents say about names, codes, defaults and each other is so."""
+"""Names, codes, defaults and links in the documents are correct."""
 
 from __future__ import annotations
 

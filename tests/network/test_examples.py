@@ -87,7 +87,7 @@ def test_the_demonstration_runs_a_cluster_from_start_to_stop(tmp_path: Path) -> 
     for promised, line in zip(story, told, strict=False):
         assert re.fullmatch(promised, line), "\n".join(told)
     assert len(told) == len(story)
-    assert len(set(told)) == len(told)  # each of those that come in any order came once
+    assert len(set(told)) == len(told)  # each line came once, in any order
 
 
 @pytest.mark.parametrize("name", PRINTED)

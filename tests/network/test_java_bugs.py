@@ -161,7 +161,7 @@ async def test_bug_07_static_mappings_go_with_their_topic_and_come_back_with_it(
     await line.call(216, {"topic": "TopicA"})
     await register(line, MASTER.but(data_version=NEWER))  # the same name, and no longer static
     assert "topicQueueMappingByBroker" not in (await route(line)).value
-    await register(line, static.but(data_version=NEWER))  # the same edition with what was missing
+    await register(line, static.but(data_version=NEWER))  # the same version with what was missing
     assert (await route(line)).value["topicQueueMappingByBroker"]["broker-a"]["totalQueues"] == 2
     await line.call(static.unregistration)
     await register(line, MASTER)
@@ -253,7 +253,7 @@ async def test_bug_15_a_lone_broker_gets_no_notice_about_itself(tmp_path: Path) 
     async with notifying as here, line_to(here.address) as line, ear() as broker:
         await register(line, at(broker.address, 1), at(broker.address, 0))
         await register(line, at(broker.address, 1))  # it steps down again, and is still alone
-        # Groups that allow no acting master are told nothing on registration either.
+        # Groups without acting master are not notified on registration either.
         await register(line, at(broker.address, 3, broker="quiet", acting=False).but(cluster="Quiet"))
         await register(line, at("127.0.0.1:9", 2, broker="quiet", acting=False).but(cluster="Quiet"))
         master = at("127.0.0.1:1", 0)
@@ -283,7 +283,7 @@ async def test_bug_17_a_prime_slave_without_acting_master_registers_writable_top
     await line.call(SLAVE.unregistration)
     await register(line, SLAVE)  # too old to know of acting masters
     assert await addresses(line) == {}
-    await register(line, SLAVE.but(acting=False))  # it has learnt of them, and has nothing else to say
+    await register(line, SLAVE.but(acting=False))  # upgraded: it now sends the flag
     assert await permissions(line) == {"broker-a": 6}
 
 
@@ -305,7 +305,7 @@ async def test_bug_19_the_gate_opens_once_and_the_first_scan_comes_after_an_inte
     async with running(tmp_path, need_wait_for_service=True) as here, line_to(here.address) as line:
         await register(line, MASTER.but(heartbeat_ms=1))
         here.clock.advance(4.9)
-        assert (await topics(line)) == ["TopicA", "TopicB"]  # expired, and nobody has looked
+        assert (await topics(line)) == ["TopicA", "TopicB"]  # expired, and not scanned yet
         await register(line, MASTER)
         here.clock.advance(40.1)
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""How long a silent broker is believed, and what ends with its lease."""
+"""Leases of brokers, their renewal and expiry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a name server tells those who watch it, and how it deals with those who do not ask as they should."""
+"""Metrics and health pages of a name server, and misbehaving clients of those pages."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_every_request_is_counted_by_its_response_code(tmp_path: Path) -> 
             ("QUERY_MESSAGE", "REQUEST_CODE_NOT_SUPPORTED"): 1,
             ("OTHER", "REQUEST_CODE_NOT_SUPPORTED"): 3,
         }
-        assert here.server._repeats.found == 4
+        assert here.server._routes.repeats.found == 4
         assert seen("rocketmq_namesrv_request_seconds_count", request_code=ROUTE, response_code="SUCCESS") == 1
         assert seen("rocketmq_namesrv_connections") == 1
 
@@ -209,7 +209,7 @@ async def test_metrics_have_journal_and_snapshot_progress(tmp_path: Path) -> Non
         line_to(here.address) as line,
     ):
         await register(line, MASTER)
-        persistence = here.server._persistence
+        persistence = here.server._publisher.persistence
         assert persistence is not None
         journal = persistence.journal
         assert journal is not None
@@ -230,7 +230,7 @@ async def test_metrics_have_journal_and_snapshot_progress(tmp_path: Path) -> Non
 async def test_a_snapshot_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
     async with watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages), line_to(here.address) as line:
         await register(line, MASTER)
-        persistence = here.server._persistence
+        persistence = here.server._publisher.persistence
         assert persistence is not None
         persistence.folder.snapshot.mkdir()
         (persistence.folder.snapshot / "in the way").touch()
@@ -274,7 +274,7 @@ async def test_a_server_that_stops_is_not_ready_while_it_still_serves(tmp_path: 
             await asyncio.open_connection(*split_address(pages))
 
 
-# ------------------------------------------------------------------------------------------------ those who misbehave
+# ------------------------------------------------------------------------------------------------ misbehaving clients
 
 
 @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ async def test_every_metric_is_listed_and_every_listed_metric_is_there(tmp_path:
         line_to(here.address) as line,
     ):
         await register(line, MASTER)
-        persistence = here.server._persistence
+        persistence = here.server._publisher.persistence
         assert persistence is not None
         await persistence._save(here.server.table)
         assert told(await scrape(pages)) == listed("The name server's") | listed("Of both")

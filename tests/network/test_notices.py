@@ -1,4 +1,4 @@
-"""What brokers are told when another of their group comes to have the smallest id."""
+"""Notices to brokers of a new smallest id in their group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_the_other_brokers_are_notified_of_a_new_smallest_id(line: AsyncLi
         assert contents(await second.hear()) == gained(slave)
         assert contents(await second.hear()) == gained(master)
         assert contents(await first.hear()) == gained(master)
-        # Who came is not told of itself; the next it hears is the loss of another.
+        # A new broker gets no notice about itself; its first notice is about another that left.
         await line.call(master.unregistration)
         assert contents(await first.hear()) == lost(master, slave)
         assert third.is_silent

@@ -1,4 +1,4 @@
-"""Queue counts that no topic has: neither the name server nor a client takes a peer's word for them."""
+"""Queue counts out of bounds: name server and client refuse them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_the_largest_count_is_taken(line: AsyncLine) -> None:
 
 
 async def test_what_is_left_beside_an_absurd_topic_is_a_whole_table(line: AsyncLine) -> None:
-    await register(line, MASTER.but(topics=(Topic("TopicA"), absurd())))  # not a broker's first word about one topic
+    await register(line, MASTER.but(topics=(Topic("TopicA"), absurd())))  # not a first registration with a single topic
     assert await topics(line) == ["TopicA"]
 
 

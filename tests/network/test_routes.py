@@ -1,4 +1,4 @@
-"""What is told of routes: dialect, zone, acting master, static topics, brokers of all ages."""
+"""Routes: dialect, zone, acting master, static topics, brokers of all versions."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ async def test_a_change_completes_a_watch_and_the_next_continues_from_there(name
         (change,) = second.value["changes"]
         assert change["time"] == int(nameserver.clock.wall() * 1000)
         assert (await brokers.call(broker("A", "B", edition=2).unregistration)).code == ResponseCode.SUCCESS
-        # Nobody waited meanwhile, and nothing is lost.
+        # No watch was waiting meanwhile, and no change is lost.
         assert changed(await line.call(watch("A", after=second))) == [["A"]]
         assert changed(await line.call(watch(after=first))) == [["B", "C"], ["A"], ["A", "B", "C"]]
 
@@ -92,7 +92,7 @@ async def test_every_change_of_a_route_completes_a_watch(tmp_path: Path) -> None
         await is_news(Request(318, body=b"supportActingMaster=true"), compacted=True)
         await is_news(Request(216, {"topic": "T"}))
         assert changed(await line.call(watch("T", after=heard, timeout_ms=0))) == []
-        # What does not show in it is none: the same again, and a sign of life.
+        # Without a change of the route, no watch completes: the same registration again, and a heartbeat.
         await line.call(broker("T", "U", broker_id=1, address="10.0.0.8:1").request)
         await line.call(Request(904, {"brokerName": "b", "brokerAddr": "10.0.0.7:1", "clusterName": "c"}))
         await line.call(Request(100, {"namespace": "elsewhere", "key": "T", "value": "x"}))

@@ -1,9 +1,7 @@
 """A name server: its parts, its handlers, its start and stop."""
 
-import asyncio
 import logging
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -11,19 +9,17 @@ from uuid import uuid4
 from skyroute.clock import Clock, SystemClock
 from skyroute.files.replace import ensure_replaceable
 from skyroute.nameserver.config import NameServerConfig
-from skyroute.nameserver.event_log import log_events
 from skyroute.nameserver.handlers.admin import AdminHandlers
 from skyroute.nameserver.handlers.brokers import BrokerHandlers
 from skyroute.nameserver.handlers.kv import KvHandlers
 from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.handlers.watch import WatchHandlers
 from skyroute.nameserver.housekeeping import LeaseScan, print_kv
-from skyroute.nameserver.invalidated_routes import invalidated_by, invalidated_topics
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.notify import Notifier
 from skyroute.nameserver.persistence import Persistence
+from skyroute.nameserver.publisher import Publisher
 from skyroute.nameserver.route_history import RouteHistory, first_revision
-from skyroute.nameserver.server_events import Change
 from skyroute.nameserver.upstream import Upstream
 from skyroute.nameserver.watch import Watches
 from skyroute.observing.pages import Pages, require_metrics_extra
@@ -35,7 +31,6 @@ from skyroute.remoting.dispatch import Handler
 from skyroute.remoting.server import Server
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import ServerTls, client_context
-from skyroute.routing.events import BrokerConfirmed, Cause, RouteEvent
 from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.watch import TIMEOUT_MS_MAX
 from skyroute.wire.codes import RequestCode
@@ -64,19 +59,12 @@ class NameServer:
         self._routes = RouteHandlers(
             self.table, self.kv, config, clock=self.clock, step_runner=self._step_runner, upstream=self._upstream
         )
-        self._repeats = self._routes.repeats
         self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enable else None
-        self._persistence: Persistence | None = None
-        self._has_unconfirmed = False
-        """Some restored brokers have not sent anything yet."""
-        self._notifier: Notifier | None = None
+        self._publisher = Publisher(self.table, self._routes, self._watches, config, self.clock)
         self._server: Server | None = None
         self._lease_scan: LeaseScan | None = None
         self._background = Background()
-        self._sweep_due = asyncio.Event()
         self._stopping = False
-        self._events: Counter[tuple[type[RouteEvent], Cause]] = Counter()
-        self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         self._pages: Pages | None = None
 
     def __repr__(self) -> str:
@@ -101,9 +89,10 @@ class NameServer:
         outbound = (
             client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
         )
-        self._notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
+        self._publisher.notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
+        times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         server = Server(
-            make_dispatcher(self._handlers(), self._times, self._repeats),
+            make_dispatcher(self._handlers(), times, self._routes.repeats),
             tls=tls,
             clock=self.clock,
             on_disconnect=self._on_disconnect,
@@ -113,7 +102,7 @@ class NameServer:
         # Bind before recording: a server that restarts in a loop because its port is taken must not fill the journal.
         await server.bind(config.bind_address, config.listen_port)
         try:
-            await self._open_pages(server)
+            await self._open_pages(server, times)
             self._open_persistence(server.port)
             await server.serve()
         except BaseException:
@@ -127,17 +116,18 @@ class NameServer:
             log.warning("clusterTest has no production name servers: set them with -n or NAMESRV_ADDR")
         self._lease_scan = LeaseScan(
             self.table,
-            self._publish,
+            self._publisher.publish,
             server.close_connection,
             config.scan_interval_s,
             self.clock,
             lambda: config.mass_expiry_share,
         )
-        if self._persistence is not None:
-            self._background.spawn(self._persistence.run(self.table))
+        if self._publisher.persistence is not None:
+            self._background.spawn(self._publisher.persistence.run(self.table))
         if self._watches is not None:
             self._background.spawn(self._watches.run(self.clock.monotonic))
-        for work in (self._lease_scan.run(), self._sweep_index(), tls.watch(), print_kv(self.kv)):
+        sweeping = self._publisher.sweep_index(self._step_runner)
+        for work in (self._lease_scan.run(), sweeping, tls.watch(), print_kv(self.kv)):
             self._background.spawn(work)
 
     async def stop(self) -> None:
@@ -145,24 +135,24 @@ class NameServer:
         self._stopping = True
         if self._watches is not None:
             self._watches.close()
-        persistence, self._persistence = self._persistence, None
+        persistence, self._publisher.persistence = self._publisher.persistence, None
         snapshot = None if persistence is None else persistence.stop_recording(self.table)
         if self._server is not None:
             await self._server.stop(self.config.shutdown_wait_s if self.config.graceful_shutdown else 0.0)
         await self._background.end()
         if persistence is not None:
             await persistence.close(snapshot)
-        if self._notifier is not None:
-            await self._notifier.stop()
+        if self._publisher.notifier is not None:
+            await self._publisher.notifier.stop()
         if self._upstream is not None:
             self._upstream.close()
         await self._close_pages()
 
     # Metrics
 
-    async def _open_pages(self, server: Server) -> None:
+    async def _open_pages(self, server: Server, times: RequestTimes | None) -> None:
         address = self.config.metrics_address
-        if self._times is None or address is None:
+        if times is None or address is None:
             return
         require_metrics_extra()
         from skyroute.nameserver.metrics import NameServerMetrics  # noqa: PLC0415 - needs that extra
@@ -172,13 +162,13 @@ class NameServer:
             table=self.table,
             kv=self.kv,
             routes=self._routes,
-            repeats=self._repeats,
+            repeats=self._routes.repeats,
             watches=self._watches,
-            persistence=lambda: self._persistence,
+            persistence=lambda: self._publisher.persistence,
             server=server,
             scan=lambda: self._lease_scan,
-            events=self._events,
-            times=self._times,
+            events=self._publisher.events,
+            times=times,
             clock=self.clock,
         )
         self._pages = Pages(Exposition("nameserver", metrics.collect).render, self._why_not_ready)
@@ -202,23 +192,23 @@ class NameServer:
         settings = self.config.persistence
         if settings is not None:
             address = join_address(self.config.bind_address, port)
-            self._persistence = Persistence.open(settings, self.clock, self.table, address)
-            self._routes.is_warm = self._has_unconfirmed = self.table.unconfirmed_count > 0
+            self._publisher.persistence = Persistence.open(settings, self.clock, self.table, address)
+            self._routes.is_warm = self.table.unconfirmed_count > 0
             self._routes.known_before = frozenset(self.table.topics)
 
     async def _close_persistence(self) -> None:
         """Undo `_open_persistence`: the start failed."""
-        persistence, self._persistence = self._persistence, None
+        persistence, self._publisher.persistence = self._publisher.persistence, None
         if persistence is not None:
             persistence.stop_recording(self.table)
             await persistence.close()
 
     def _handlers(self) -> dict[int, Handler]:
         """Every supported request code; others get the response "not supported"."""
-        routes = self._routes
-        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, self._step_runner)
-        kv = KvHandlers(self.kv, self._record, self._step_runner)
-        admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed, self._record)
+        routes, publisher = self._routes, self._publisher
+        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, publisher.publish, self._step_runner)
+        kv = KvHandlers(self.kv, publisher.record, self._step_runner)
+        admin = AdminHandlers(self.table, self.config, publisher.publish, publisher.settings_changed, publisher.record)
         return self._watch_handlers() | {
             RequestCode.PUT_KV_CONFIG: kv.put,
             RequestCode.GET_KV_CONFIG: kv.get,
@@ -253,52 +243,7 @@ class NameServer:
         timeout_ms_max = int(min(TIMEOUT_MS_MAX, self.config.limits().idle_s * 500))
         return {RequestCode.WATCH_ROUTES: WatchHandlers(self._watches, self.clock, timeout_ms_max).watch}
 
-    # Changes
-
-    async def _sweep_index(self) -> None:
-        """Sweep the table after every large change."""
-        while True:
-            await self._sweep_due.wait()
-            self._sweep_due.clear()
-            await self._step_runner.run(self.table.sweep())
-
-    def _publish(self, events: Collection[RouteEvent]) -> None:
-        if not self.table.is_swept:
-            self._sweep_due.set()
-        if not events:
-            return
-        self._record(events)
-        log_events(events)
-        self._events.update((type(event), event.cause) for event in events)
-        if self._has_unconfirmed:
-            self._note_confirmations(events)
-        if self.config.notify_min_broker_id_changed and self._notifier is not None:
-            self._notifier.put(events)
-
-    def _note_confirmations(self, events: Collection[RouteEvent]) -> None:
-        """Cache routes again whose restored brokers are confirmed."""
-        for event in events:
-            if isinstance(event, BrokerConfirmed):
-                self._routes.forget((), (event.broker_name,))
-        if not self.table.unconfirmed_count:
-            self._has_unconfirmed = False
-            log.info("warm restart over unconfirmed_answers=%d", self._routes.unconfirmed_answers)
-
-    def _record(self, changes: Collection[Change]) -> None:
-        invalidated = invalidated_by(changes)
-        self._routes.forget(*invalidated)
-        if self._watches is not None:
-            self._watches.publish(invalidated_topics(self.table, invalidated), int(self.clock.wall() * 1000))
-        if self._persistence is not None:
-            self._persistence.record(changes)
-
     def _on_disconnect(self, connection: int) -> None:
         if self._watches is not None:
             self._watches.drop(connection)
-        self._publish(self.table.drop_connection(connection))
-
-    def _on_config_changed(self) -> None:
-        self._routes.forget_all()
-        self.table.forget_fingerprints()
-        if self._watches is not None:
-            self._watches.publish_all()
+        self._publisher.publish(self.table.drop_connection(connection))

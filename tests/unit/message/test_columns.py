@@ -1,4 +1,4 @@
-"""Columns say what whole messages say."""
+"""Columns equal the fields of decoded messages."""
 
 from typing import Any
 

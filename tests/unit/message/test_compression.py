@@ -17,7 +17,7 @@ from tests.unit.message.samples import golden, stored
 
 BODY = b"0123456789abcdef" * 64
 PACKAGES = {Compression.ZLIB: "zlib", Compression.LZ4: "lz4", Compression.ZSTD: "zstandard"}
-# Two of the three are extras: what is not installed is tried by whoever has it, and its absence below by everyone.
+# Two of the three are extras and are tested if installed; the error for a missing one is tested always.
 HERE = [kind for kind, package in PACKAGES.items() if find_spec(package)]
 FLAGS = {Compression.ZLIB: 0x301, Compression.LZ4: 0x101, Compression.ZSTD: 0x201}
 

@@ -1,4 +1,4 @@
-"""Whoever sums a body, the sum is the same."""
+"""Both implementations of CRC-32 have the same results."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""SQL92 conditions answer as Apache's broker does, and refuse what it would misunderstand in silence."""
+"""SQL92 conditions have the results of Apache's broker, and refuse what it would silently misread."""
 
 import json
 import pickle

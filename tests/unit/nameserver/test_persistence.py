@@ -1,4 +1,4 @@
-"""A name server's persistence: what is believed of it at the next start, and what is said when it is not."""
+"""Journal and snapshot of a name server: restarts, damage, and files that cannot be written."""
 
 import logging
 import os

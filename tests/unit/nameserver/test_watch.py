@@ -1,4 +1,4 @@
-"""Who is woken by what, and what there is room for."""
+"""Completion of watches, and their bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIFE = "this-life"
 
 
 class Asker:
-    """Asks as one connection, and keeps what it is told."""
+    """A client on one connection, with the responses it received."""
 
     def __init__(self, watches: Watches, connection: int = 1) -> None:
         self.watches = watches
@@ -72,7 +72,7 @@ def test_a_watch_without_a_bookmark_is_compacted_at_once(watches: Watches) -> No
     asker = Asker(watches)
     asker.watch("A", after=None)
     asker.watch("A", after=1, life="another life")
-    asker.watch("A", after=2)  # a revision that is yet to come is of another life too
+    asker.watch("A", after=2)  # a future revision belongs to another run, too
     assert asker.answers == [WatchAnswer(Bookmark(LIFE, 1), 0, compacted=True)] * 3
 
 
@@ -168,7 +168,7 @@ def test_waiting_watches_are_bounded() -> None:
     with pytest.raises(RefusedError, match="2 watches wait already") as caught:
         third.watch()
     assert caught.value.code == ResponseCode.SYSTEM_BUSY
-    third.watch("A", timeout_ms=0)  # whoever does not wait takes no room
+    third.watch("A", timeout_ms=0)  # a watch without a timeout does not wait and takes no room
     assert third.answers == [WatchAnswer(Bookmark(LIFE, 0), 0)]
     watches.drop(1)
     watches.drop(1)

@@ -1,4 +1,4 @@
-"""What brokers say, for tests of the routing rules."""
+"""Registrations for tests of the routing rules."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""What clients, brokers and tools are told of the table."""
+"""Queries of the route table by clients, brokers and tools."""
 
 import pytest
 

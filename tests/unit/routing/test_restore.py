@@ -1,4 +1,4 @@
-"""A table that was restored after a restart: who is believed, for how long, and what their next word means."""
+"""A table restored after a restart: leases, confirmation and the next registration."""
 
 import pytest
 
@@ -100,7 +100,7 @@ def test_a_single_topic_of_a_newer_version_does_not_make_that_version_known() ->
     outcome = tell(table, registration(topics=("T9",), version=3))
     assert set(only(outcome.events, TopicsChanged).added) == {"T9"}
     assert table.version_of(KEY) == DataVersion(0, 1, 1)
-    # Its whole table tells what changed while we were away, and is not taken for known.
+    # Its whole table has the changes since the restart, and is decoded.
     tell(table, registration(topics={"T1": READ_ONLY, "T2": WRITABLE, "T9": WRITABLE}, version=3))
     assert table.settings("broker-a", "T1") == READ_ONLY
     assert table.version_of(KEY) == DataVersion(0, 3, 3)

@@ -287,7 +287,7 @@ def test_a_group_that_changes_its_cluster_leaves_the_old_one() -> None:
 
 
 def test_leases_move_with_their_group_to_another_cluster() -> None:
-    """No lease is left that nobody can renew or end (§23 #3)."""
+    """No lease is left that cannot be renewed or ended (§23 #3)."""
     table = RouteTable()
     tell(table, registration(), connection=1)
     tell(table, registration(1, SLAVE), connection=2)
@@ -299,7 +299,7 @@ def test_leases_move_with_their_group_to_another_cluster() -> None:
 
 
 def test_two_clusters_cannot_share_a_broker_name_and_id() -> None:
-    """The second is refused and told who has the name, instead of both being mixed (§23 #4)."""
+    """The second is refused with the owner of the name, instead of mixing both (§23 #4)."""
     table = RouteTable()
     tell(table, registration(cluster="c1"))
     before = cluster_view(table)
@@ -418,7 +418,7 @@ def test_closing_an_old_connection_does_not_end_a_broker_that_came_back_over_a_n
 def test_an_unregistration_that_does_not_match_the_registration_has_no_effect(
     cluster: str, address: str, name: str, broker_id: int
 ) -> None:
-    """A late goodbye never removes a fresh registration, and a wrong one spoils nothing (§23 #1 and #16)."""
+    """A late unregistration never removes a new registration, and a wrong one has no effect (§23 #1 and #16)."""
     table = RouteTable()
     tell(table, registration())
     assert table.unregister(cluster, address, name, broker_id) == ()

@@ -87,7 +87,7 @@ def test_a_group_without_acting_master_keeps_its_permissions_when_the_master_lea
     assert permissions(table) == {"T1": 6, "T2": 6}
 
 
-# Editions
+# Versions
 
 
 def test_a_new_version_replaces_settings_and_keeps_topics_it_does_not_name() -> None:
@@ -458,7 +458,7 @@ def test_mappings_are_removed_with_missing_topics() -> None:
 
 
 def test_a_mapping_that_is_missing_is_merged_by_the_same_version_and_a_known_one_is_not_replaced() -> None:
-    """A table sent in parts brings its mappings with the last part, under the edition of the first (§23 #7)."""
+    """A table sent in parts brings its mappings with the last part, under the version of the first (§23 #7)."""
     table = RouteTable()
     tell(table, registration(topics=("T1", "T2")))
     tell(table, registration(topics=("T3", "T4"), mappings={"T1": mapping("T1", epoch=1)}))

@@ -44,7 +44,7 @@ def test_the_watch_code_is_not_used_by_apache() -> None:
 
 
 def test_every_answer_that_a_client_may_meet_has_its_code() -> None:
-    """All of Java's, but for those between controllers, inside a proxy, and of transactions that nobody sends."""
+    """All of Java's, but for those between controllers, inside a proxy, and of transactions that no client sends."""
     in_java = json.loads(golden_line("apache-5.5.0/codes.json"))["responses"]
     elsewhere = ("CONTROLLER_", "RPC_", "TRANSACTION_S", "LITE_", "LMQ_")
     assert {name for name in in_java if not name.startswith(elsewhere)} == {code.name for code in ResponseCode}

@@ -79,7 +79,7 @@ def test_standard_json_means_the_same_once_standardised(value: Any, ascii_only: 
         (rb'{0:"\"0:1,,\\"}', {"0": '"0:1,,\\'}),
         (b'{0:"\\u4e2d\\ud83d\\ude00\\/\\n"}', {"0": "中😀/\n"}),
         (b'{0:1.5e3,1:-0.5,2:true,3:null,4:""}', {"0": 1500.0, "1": -0.5, "2": True, "3": None, "4": ""}),
-        # Said twice: the last word counts.
+        # Repeated: the last value counts.
         (b'{"a":1,"a":2}', {"a": 2}),
         (b'{0:1,"0":2}', {"0": 2}),
         # References to what was written before stay as they are.

@@ -73,7 +73,7 @@ def test_a_time_search_of_an_old_client_looks_forward() -> None:
 )
 def test_requests_about_a_queue_name_it(encode: Callable[[QueueRef], Request], code: int) -> None:
     request = encode(QUEUE)
-    # Java's question for the end says "committed" too, which is what a broker takes for granted.
+    # Java's request for the maximum offset has "committed" too, which is the broker's default.
     assert {**request.fields, "committed": "true"} == HEADERS["max-offset-query"]
     assert request.code == code
     assert decode_queue(request) == QUEUE

@@ -37,7 +37,7 @@ REGISTRATION = Registration("DefaultCluster", "broker-a", 0, "10.0.0.1:10911", "
 
 
 def read(request: Request) -> TopicTable:
-    """As a name server reads it, whose peers say their version with each request."""
+    """As a name server decodes it: with the version of the sender."""
     request.version = OUR_VERSION
     steps = decode_topic_table(request)
     try:

@@ -70,7 +70,7 @@ class RouteHandlers:
         """Finds the response to a route request by the request's bytes."""
         self._lists = PreparedLists(step_runner)
         self.is_warm = False
-        """Routes were restored from a snapshot."""
+        """Some restored brokers are not confirmed yet."""
         self.known_before: frozenset[str] = frozenset()
         """Topics with a restored route."""
         self.unconfirmed_answers = 0

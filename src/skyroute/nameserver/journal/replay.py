@@ -10,7 +10,7 @@ from skyroute.routing.registration import DataVersion
 
 @dataclass(slots=True)
 class Replay:
-    """Groups by name. Leases and holders are not recorded, and mean nothing here.
+    """Groups by name. Leases and connections are not recorded, and mean nothing here.
 
     Records that contradict what is known are believed: what lies between may have been lost.
     """
