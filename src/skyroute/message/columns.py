@@ -52,7 +52,7 @@ class ColumnReader:
         """Return one list per column, in the order requested, with one value per record.
 
         Raises:
-            RecordError: the buffer is not whole records from its first byte to its last.
+            RecordError: the buffer does not consist of whole records.
             CompressionError: a body is requested and cannot be decompressed.
         """
         buffer = bytes(buffer)  # no copy if it is bytes already

@@ -59,7 +59,7 @@ def compression_of(sys_flag: int) -> Compression | None:
     """Return the compression type of a body, or None if it is not compressed.
 
     Raises:
-        CompressionError: in a way that has no name yet.
+        CompressionError: the compression type is unknown.
     """
     if not sys_flag & COMPRESSED:
         return None

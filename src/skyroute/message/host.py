@@ -50,7 +50,7 @@ def decode_host(raw: bytes) -> Host:
     """Return the host of 8 or 20 bytes. The port may be any 32-bit number.
 
     Raises:
-        HostError: there are more or fewer bytes.
+        HostError: the number of bytes is wrong.
     """
     if len(raw) == IPV4_HOST_BYTES:
         ip = str(IPv4Address(raw[:4]))

@@ -229,7 +229,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
         """The decompressed body.
 
         Raises:
-            CompressionError: it cannot be unpacked.
+            CompressionError: it cannot be decompressed.
         """
         if not self.sys_flag & COMPRESSED:
             return self.stored_body
@@ -296,7 +296,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
         """When it was sent, by the producer's clock, in UTC.
 
         Raises:
-            RecordError: at a time no calendar has.
+            RecordError: the time is not valid.
         """
         return _moment(self.born_at_ms)
 
@@ -305,7 +305,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
         """When it was stored, by the broker's clock, in UTC.
 
         Raises:
-            RecordError: at a time no calendar has.
+            RecordError: the time is not valid.
         """
         return _moment(self.stored_at_ms)
 
@@ -330,7 +330,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
         """Return the message with these properties and no others.
 
         Raises:
-            PropertyError: they cannot be written.
+            PropertyError: they cannot be encoded.
         """
         return self.replace(raw_properties=encode_properties(properties))
 

@@ -117,7 +117,7 @@ def check_open_to_senders(topic: str) -> None:
     """Check that clients may send to a topic.
 
     Raises:
-        InvalidNameError: only the broker itself writes there.
+        InvalidNameError: only brokers may write to it.
     """
     if is_closed_to_senders(topic):
         raise InvalidNameError(f"Sending message to topic[{topic}] is forbidden.")
@@ -127,7 +127,7 @@ def check_not_system_topic(topic: str) -> None:
     """Check that operators may create and delete a topic.
 
     Raises:
-        InvalidNameError: it is one of the system's own.
+        InvalidNameError: the topic is reserved.
     """
     if is_system_topic(topic):
         raise InvalidNameError(f"The topic[{topic}] is conflict with system topic.")

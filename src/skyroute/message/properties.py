@@ -20,7 +20,7 @@ def join_properties(properties: Mapping[str, str]) -> str:
     """Encode properties as the text of a request.
 
     Raises:
-        PropertyError: a name or value would not be read back as it is.
+        PropertyError: a name or value would not be decoded as it is.
     """
     text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
     pairs = len(properties)
@@ -45,7 +45,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     """Encode properties as the bytes of a record or batch item.
 
     Raises:
-        PropertyError: a name or value would not be read back as it is, or they are too long together.
+        PropertyError: a name or value would not be decoded as it is, or they are too long together.
     """
     try:
         raw = join_properties(properties).encode()
@@ -105,7 +105,7 @@ def add_properties(raw: bytes, more: Mapping[str, str]) -> bytes:
     """Return the bytes with properties appended, which override earlier ones of the same name.
 
     Raises:
-        PropertyError: a name or value would not be read back as it is, or all are too long together.
+        PropertyError: a name or value would not be decoded as it is, or all are too long together.
     """
     added = encode_properties(more)
     # Clients before 5.0 omit the last separator.

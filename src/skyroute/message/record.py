@@ -54,8 +54,8 @@ def decode_records(
     `queue` is the queue they were pulled from: messages then bear its id and its broker's name.
 
     Raises:
-        RecordError: the buffer is not whole records from its first byte to its last.
-        ChecksumError: with `check_crc`, a body is not what was stored.
+        RecordError: the buffer does not consist of whole records.
+        ChecksumError: with `check_crc`, the checksum of a body does not match.
     """
     run = decode_run(buffer, queue=queue, check_crc=check_crc)
     if run.failure is not None:
@@ -68,7 +68,7 @@ def decode_record(buffer: bytes | bytearray | memoryview, at: int = 0, *, check_
 
     Raises:
         RecordError: there is no valid record.
-        ChecksumError: with `check_crc`, its body is not what was stored.
+        ChecksumError: with `check_crc`, the checksum of its body does not match.
     """
     if not isinstance(buffer, bytes):
         size = _LENGTHS.unpack_from(buffer, at)[0] if len(buffer) - at >= 4 else 0
@@ -172,7 +172,7 @@ def encode_record(message: StoredMessage, *, seal: bool = False) -> bytes:
     `seal` adds a checksum over the whole record as a last property, as brokers with `enabledAppendPropCRC` do.
 
     Raises:
-        RecordError: something does not fit into its place.
+        RecordError: a value does not fit its field.
     """
     try:
         topic = message.topic.encode()

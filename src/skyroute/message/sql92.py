@@ -98,7 +98,7 @@ class Condition:
     _truth: _Truth = field(repr=False, compare=False)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a message with these properties is to be sent to the subscriber."""
+        """Return whether a message with these properties matches."""
         try:
             return self._truth(properties) is True
         except IncomparableError:
@@ -108,7 +108,7 @@ class Condition:
         """Return true, false, or None for unknown.
 
         Raises:
-            IncomparableError: a property cannot be read as the type it is compared with.
+            IncomparableError: a property does not have the type of the comparison.
         """
         return self._truth(properties)
 
@@ -117,7 +117,7 @@ def compile_expression(text: str) -> Condition:
     """Compile an SQL92 expression. The module's docstring describes the language.
 
     Raises:
-        ExpressionError: it is not one, is too long, or is nested too deeply.
+        ExpressionError: it is invalid, too long, or nested too deeply.
     """
     if len(text) > EXPRESSION_CHARS_MAX:
         raise ExpressionError(
@@ -182,7 +182,7 @@ def _read_double(text: str) -> float:
 
 
 def _read_ranked(text: str) -> float:
-    """Read a double that is to be compared with a literal."""
+    """Parse a double for a comparison with a literal."""
     number = _read_double(text)
     # Java sorts NaN above all numbers. A literal is finite, so that infinity compares with it in the same way.
     return math.inf if math.isnan(number) else number

@@ -66,7 +66,7 @@ def parse_tag_expression(text: str | None) -> TagExpression:
     """Parse `*`, an empty text (which means `*`), or tags separated by `||`.
 
     Raises:
-        TagExpressionError: there is nothing but `||`.
+        TagExpressionError: it has no tags.
     """
     return _parse(text) if len(text or "") > REMEMBERED_CHARS_MAX else _remembered_expression(text)
 

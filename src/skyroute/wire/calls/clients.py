@@ -254,7 +254,7 @@ def decode_heartbeat_parts(request: Request) -> Iterator[Heartbeat]:
 def encode_heartbeat_answer(*, wants_whole: bool) -> Response:
     """Encode the response to a heartbeat, and whether the next one must include subscriptions.
 
-    Clients leave them out only if they have been told to compare (`useHeartbeatV2`).
+    Clients leave them out only with `useHeartbeatV2`.
     """
     return Response(fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if wants_whole else "false"})
 
@@ -283,7 +283,7 @@ def decode_unregistration(request: Request) -> Unregistration:
     """Decode the unregistration of a client.
 
     Raises:
-        FieldError: it does not say which client, or a name is none.
+        FieldError: the client id is missing, or a name is invalid.
     """
     fields = request.fields
     return Unregistration(
@@ -307,7 +307,7 @@ def decode_consumer_group(request: Request) -> str:
     """Decode the consumer group of a members request, or of a notice that they changed.
 
     Raises:
-        FieldError: none is.
+        FieldError: it is missing.
     """
     return required_name(request.fields, "consumerGroup")
 
@@ -327,7 +327,7 @@ def decode_members(body: bytes) -> list[str]:
     """Decode the client ids of a consumer group, in no order.
 
     Raises:
-        BodyError: they cannot be read.
+        BodyError: the body is invalid.
     """
     return read_body(body, _MembersBody, "a list of members").consumerIdList or []
 
@@ -375,7 +375,7 @@ def decode_locking(request: Request) -> QueueLocking:
     """Decode a lock or unlock request; `QueueBody.value` checks the names.
 
     Raises:
-        BodyError: they cannot be read.
+        BodyError: the body is invalid.
     """
     body = read_request(request.body, _LockBody, "queues to lock")
     return QueueLocking(
@@ -397,7 +397,7 @@ def decode_locked(body: bytes) -> frozenset[QueueRef]:
     """Decode the locked queues.
 
     Raises:
-        BodyError: they cannot be read.
+        BodyError: the body is invalid.
     """
     decoded = read_body(body, _LockedBody, "locked queues")
     return frozenset(queue.value() for queue in decoded.lockOKMQSet or ())

@@ -22,7 +22,7 @@ def decode_producer_group(request: Request) -> str:
     """Decode the producer group of a request.
 
     Raises:
-        FieldError: none is.
+        FieldError: it is missing.
     """
     return required_name(request.fields, "producerGroup")
 

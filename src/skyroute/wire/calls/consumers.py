@@ -337,7 +337,7 @@ def decode_offset_reset(request: Request) -> OffsetReset:
 
     Raises:
         FieldError: a field is missing or malformed.
-        BodyError: the offsets cannot be read.
+        BodyError: the offsets are invalid.
     """
     fields = request.fields
     table = decode_with_queue_keys(request.body, _ResetBody).offsetTable if request.body else None

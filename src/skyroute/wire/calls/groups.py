@@ -81,7 +81,7 @@ def decode_group_update(body: bytes) -> GroupUpdate:
 
     Raises:
         BodyError: it is invalid.
-        FieldError: an attribute is neither to be set nor to be dropped.
+        FieldError: a change of an attribute is malformed.
     """
     return _update_of(read_request(body, GroupConfig, "a group's settings"))
 
@@ -91,7 +91,7 @@ def decode_group_updates(body: bytes) -> list[GroupUpdate]:
 
     Raises:
         BodyError: it is invalid.
-        FieldError: an attribute is neither to be set nor to be dropped.
+        FieldError: a change of an attribute is malformed.
     """
     return [_update_of(config) for config in read_request(body, _GroupUpdates, "a list of groups").group_config_list]
 

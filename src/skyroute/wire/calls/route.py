@@ -76,7 +76,7 @@ def decode_route_query(request: Request) -> RouteQuery:
     """Decode a route request.
 
     Raises:
-        FieldError: it names no topic.
+        FieldError: the topic is missing.
     """
     fields = request.fields
     # Newer clients read standard JSON; other languages' clients may require it, whatever their version.
@@ -121,7 +121,7 @@ def _write_group(group: BrokerGroup, dialect: Dialect) -> str:
 
 
 def encode_route_query(topic: str) -> Request:
-    """Encode a route request; the version asks for standard JSON."""
+    """Encode a route request; the version requests standard JSON."""
     return Request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
 
 
@@ -199,7 +199,7 @@ def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSet
     """Decode the registration of a single topic: its name, and its queues by broker name.
 
     Raises:
-        FieldError: it names no topic.
+        FieldError: the topic is missing.
         BodyError: the body cannot be read, or a queue count is out of bounds.
     """
     topic = required_name(request.fields, "topic")

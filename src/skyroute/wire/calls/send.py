@@ -319,7 +319,7 @@ def decode_pushed_reply(request: Request) -> PushedReply:
     """Decode a forwarded reply message.
 
     Raises:
-        FieldError: something is missing.
+        FieldError: a field is missing.
     """
     fields = request.fields
     return PushedReply(

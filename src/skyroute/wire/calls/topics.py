@@ -252,7 +252,7 @@ def decode_topic_updates(body: bytes) -> list[TopicUpdate]:
 
     Raises:
         BodyError: it is invalid.
-        FieldError: an attribute is neither to be set nor to be dropped.
+        FieldError: a change of an attribute is malformed.
     """
     return [
         TopicUpdate(msgspec.structs.replace(config, attributes={}), unsign_attributes(config.attributes))
@@ -264,7 +264,7 @@ def unsign_attributes(signed: Mapping[str, str]) -> dict[str, str | None]:
     """Return changes of attributes from a table with `+` or `-` before each name.
 
     Raises:
-        FieldError: a name has no sign, or is there twice.
+        FieldError: a name has no sign, or occurs twice.
     """
     changes: dict[str, str | None] = {}
     for name, value in signed.items():

@@ -81,8 +81,8 @@ def decode_watch(request: Request) -> WatchQuery:
     """Decode a watch.
 
     Raises:
-        FieldError: revision or timeout are no numbers, or it names no topic.
-        BodyError: the topics cannot be read, or are too many.
+        FieldError: revision or timeout is not a number, or there are no topics.
+        BodyError: the topics are invalid, or too many.
     """
     fields = request.fields
     after = None
