@@ -33,11 +33,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("ns-1", "ns-2"):
         server = ServerRun(here / name / "memory", name, clock)
         server.start()
-        server._publisher.record(*EVERY_KIND[1:6])
+        server._record(*EVERY_KIND[1:6])
         clock.advance(60.0)
-        server._publisher.record(EVERY_KIND[12])
+        server._record(EVERY_KIND[12])
         clock.advance(5.0)
-        server._publisher.record(EVERY_KIND[2])
+        server._record(EVERY_KIND[2])
         server.stop()
     return here
 

@@ -1,7 +1,7 @@
 """Layout of a record.
 
-Shared by the reader of whole records and the reader of columns. Their loops only see that a record does not add up;
-`find_damage` then says why, so that valid records need few checks.
+Shared by all decoders of records. Their loops only detect that the lengths of a record do not add up; `find_damage`
+then finds the reason, so that valid records need few checks.
 
     head: 88 bytes, 12 more for each IPv6 address, by the bits of the system flag; its last field is the body's length
     body

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from skyroute.message.errors import InvalidNameError
-from skyroute.message.reserved_topics import DLQ_PREFIX, RETRY_PREFIX, is_closed_to_senders, is_system_topic
+from skyroute.message.reserved_topics import DLQ_PREFIX, RETRY_PREFIX, is_closed_to_senders
 
 TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
@@ -121,13 +121,3 @@ def check_open_to_senders(topic: str) -> None:
     """
     if is_closed_to_senders(topic):
         raise InvalidNameError(f"Sending message to topic[{topic}] is forbidden.")
-
-
-def check_not_system_topic(topic: str) -> None:
-    """Check that operators may create and delete a topic.
-
-    Raises:
-        InvalidNameError: the topic is reserved.
-    """
-    if is_system_topic(topic):
-        raise InvalidNameError(f"The topic[{topic}] is conflict with system topic.")

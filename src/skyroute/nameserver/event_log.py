@@ -35,25 +35,14 @@ def describe(event: RouteEvent) -> str:  # noqa: PLR0911 - one for each kind of 
     """Return an event as one line: a fixed phrase, then key=value."""
     match event:
         case BrokerJoined():
-            return (
-                f"broker joined cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
-                f" address={event.address} lease_s={event.lease_s:g} {event.version} cause={event.cause}"
-            )
+            lease = f"lease_s={event.lease_s:g} {event.version}"
+            return f"broker joined {_broker(event)} {lease} cause={event.cause}"
         case BrokerLeft():
-            return (
-                f"broker left cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
-                f" address={event.address} cause={event.cause}"
-            )
+            return f"broker left {_broker(event)} cause={event.cause}"
         case BrokerConfirmed():
-            return (
-                f"broker confirmed cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
-                f" address={event.address} cause={event.cause}"
-            )
+            return f"broker confirmed {_broker(event)} cause={event.cause}"
         case LeaseHeld():
-            return (
-                f"broker held cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
-                f" address={event.address} lease_s={event.lease_s:g} cause={event.cause}"
-            )
+            return f"broker held {_broker(event)} lease_s={event.lease_s:g} cause={event.cause}"
         case BrokerChanged():
             return (
                 f"broker changed cluster={event.cluster} broker={event.broker_name} address={event.address}"
@@ -91,6 +80,10 @@ def describe(event: RouteEvent) -> str:  # noqa: PLR0911 - one for each kind of 
                 f"smallest id changed broker={event.broker_name} id={event.smallest_id}"
                 f" address={event.smallest_address} cause={event.cause}"
             )
+
+
+def _broker(event: BrokerJoined | BrokerLeft | BrokerConfirmed | LeaseHeld) -> str:
+    return f"cluster={event.cluster} broker={event.broker_name} id={event.broker_id} address={event.address}"
 
 
 def _change(before: object, after: object) -> str:

@@ -53,14 +53,8 @@ class NameServerMetrics:
     clock: Clock
 
     async def collect(self) -> AsyncIterator[Metric]:
-        for part in (
-            self._requests,
-            self._peers,
-            self._route_table,
-            self._changes,
-            self._watch_metrics,
-            self._persistence,
-        ):
+        parts = (self._requests, self._peers, self._route_table, self._changes, self._watching, self._persistence)
+        for part in parts:
             for family in part():
                 yield family
 
@@ -119,7 +113,7 @@ class NameServerMetrics:
             "unconfirmed_answers", "Route responses that name an unconfirmed broker", self.routes.unconfirmed_answers
         )
 
-    def _watch_metrics(self) -> Iterator[Metric]:
+    def _watching(self) -> Iterator[Metric]:
         if self.watches is not None:
             yield _gauge("watches", "Waiting watches", len(self.watches))
             yield _counter("watches_woken", "Watches completed by a change", self.watches.woken)
