@@ -83,7 +83,7 @@ compiled: $(COMPILED_READY) ## install with compiled modules for the fastest pyt
 
 test-compiled: $(COMPILED_READY) ## run the unit and network tests with compiled modules, without Spark
 	$(COMPILED)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit tests/network --ignore tests/unit/pipeline \
-		--deselect tests/network/test_examples.py::test_the_demonstration_tells_a_clusters_life
+		--deselect tests/network/test_examples.py::test_the_demonstration_runs_a_cluster_from_start_to_stop
 
 # From an archive of the sources, so that nothing compiled comes to lie among them and hides a later change.
 $(COMPILED_READY): $(READY) $(shell find src -name '*.py')

@@ -79,7 +79,7 @@ def test_a_body_that_inflates_to_gigabytes_is_refused(server: ServerProcess) -> 
         for line in lines:
             answer = line.receive()
             assert answer.code == SYSTEM_ERROR
-            assert "inflates to more than" in (answer.remark or "")
+            assert "decompresses to more than" in (answer.remark or "")
     assert server.peak_rss_mb < 300
 
 

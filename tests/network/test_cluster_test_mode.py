@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, OTHER, addresses, register, route, topics
 from tests.support.lines import AsyncLine, Ear, ear, eventually, line_to, until
 from tests.support.raw import Registration, Topic
@@ -46,30 +47,30 @@ async def both(tmp_path: Path) -> AsyncIterator[tuple[AsyncLine, AsyncLine]]:
 async def test_brokers_register_here_as_usual(both: tuple[AsyncLine, AsyncLine]) -> None:
     here, _ = both
     assert await topics(here) == ["TopicA", "TopicB"]
-    assert (await here.call(106)).code == 0
+    assert (await here.call(106)).code == ResponseCode.SUCCESS
 
 
-async def test_what_is_known_here_is_told_from_here(both: tuple[AsyncLine, AsyncLine]) -> None:
+async def test_a_topic_of_the_test_environment_has_its_own_route(both: tuple[AsyncLine, AsyncLine]) -> None:
     here, _ = both
     assert await addresses(here) == {"broker-a": {"0": "10.0.0.1:10911"}}
 
 
-async def test_what_is_unknown_here_is_told_from_there(both: tuple[AsyncLine, AsyncLine]) -> None:
+async def test_an_unknown_topic_has_the_route_of_production(both: tuple[AsyncLine, AsyncLine]) -> None:
     here, there = both
     assert await addresses(here, "OnlyThere") == THERE
     await there.call(PRODUCTION.unregistration)
-    assert (await route(here, "OnlyThere")).code == 17
+    assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_what_nobody_knows_has_no_route(both: tuple[AsyncLine, AsyncLine]) -> None:
+async def test_a_topic_unknown_in_both_environments_has_no_route(both: tuple[AsyncLine, AsyncLine]) -> None:
     here, _ = both
     answer = await route(here, "Nowhere")
-    assert answer.code == 17
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert (answer.remark or "").startswith("No topic route info in name server for the topic: Nowhere")
 
 
 @pytest.mark.parametrize("topic", ["TopicA", "OnlyThere"])
-async def test_answers_are_always_in_the_old_dialect(both: tuple[AsyncLine, AsyncLine], topic: str) -> None:
+async def test_responses_are_always_in_the_legacy_dialect(both: tuple[AsyncLine, AsyncLine], topic: str) -> None:
     here, _ = both
     for version in (399, 479):
         assert '"brokerAddrs":{0:"' in (await route(here, topic, version=version)).text
@@ -88,10 +89,10 @@ async def test_without_a_production_environment_the_unknown_stays_unknown(
 ) -> None:
     async with running(tmp_path, cluster_test_mode=True) as here, line_to(here.address) as line:
         assert (await route(line, "OnlyThere")).code == 17
-    assert "clusterTest is on and no other name server is known" in caplog.text
+    assert "clusterTest has no production name servers" in caplog.text
 
 
-async def test_many_questions_wait_for_production_at_once_and_each_gets_its_own_answer(
+async def test_many_requests_wait_for_production_at_once_and_each_gets_its_own_answer(
     both: tuple[AsyncLine, AsyncLine],
 ) -> None:
     here, there = both
@@ -102,22 +103,20 @@ async def test_many_questions_wait_for_production_at_once_and_each_gets_its_own_
     assert [answer.code for answer in answers] == [0] * 50 + [17]
 
 
-async def test_later_requests_do_not_wait_for_one_that_asks_production(tmp_path: Path) -> None:
+async def test_later_requests_do_not_wait_for_a_forwarded_one(tmp_path: Path) -> None:
     async with silent_upstream(tmp_path) as (test, deaf), line_to(test.address) as line:
         question = await line.send(105, {"topic": "OnlyThere"})
         await deaf.hear()
         await register(line, MASTER)
         assert await topics(line) == ["TopicA", "TopicB"]
         deaf.hang_up()
-        assert (await line.answer(question)).code == 17
+        assert (await line.answer(question)).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 # Production is away
 
 
-async def test_production_that_is_away_is_as_if_it_knew_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unreachable_production_has_no_routes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with ear() as gone:
         pass
     async with environments(tmp_path, gone.address) as (test, production), line_to(production.address) as there:
@@ -125,33 +124,35 @@ async def test_production_that_is_away_is_as_if_it_knew_nothing(
         async with line_to(test.address) as here:
             assert await addresses(here, "OnlyThere") == THERE  # the next in line was asked
             await production.server.stop()
-            assert (await route(here, "OnlyThere")).code == 17
-            assert (await route(here, "OnlyThere")).code == 17
+            assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
+            assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
             await register(here, MASTER)
             assert await addresses(here) == {"broker-a": {"0": "10.0.0.1:10911"}}
-    assert f"production name server does not answer address={gone.address}" in caplog.text
+    assert f"production name server does not respond address={gone.address}" in caplog.text
 
 
-async def test_production_that_comes_back_is_asked_again(tmp_path: Path) -> None:
+async def test_a_production_server_that_returns_is_used_again(tmp_path: Path) -> None:
     async with environments(tmp_path) as (test, production), line_to(test.address) as here:
         async with line_to(production.address) as there:
             await register(there, PRODUCTION)
             assert await addresses(here, "OnlyThere") == THERE
         port = int(production.address.rpartition(":")[2])
         await production.server.stop()
-        assert (await route(here, "OnlyThere")).code == 17
+        assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
         async with running(tmp_path / "production", listen_port=port) as again, line_to(again.address) as there:
             await register(there, PRODUCTION)
             assert await addresses(here, "OnlyThere") == THERE
 
 
-async def test_production_that_never_answers_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_production_server_that_does_not_respond_times_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with silent_upstream(tmp_path, timeout_ms=50) as (test, _), line_to(test.address) as line:
         assert (await route(line, "OnlyThere")).code == 17
     assert "did not respond to request 105" in caplog.text
 
 
-# The asker leaves before the answer
+# The client disconnects before the response
 
 
 @asynccontextmanager
@@ -164,7 +165,7 @@ async def silent_upstream(folder: Path, timeout_ms: int = 60_000) -> AsyncIterat
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-async def test_an_asker_that_leaves_before_the_answer_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
+async def test_an_client_that_leaves_before_the_answer_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
     async with silent_upstream(tmp_path) as (test, deaf):
         async with line_to(test.address) as asker:
             for _ in range(3):
@@ -173,12 +174,12 @@ async def test_an_asker_that_leaves_before_the_answer_leaves_nothing_behind(tmp_
             if end == "abort":
                 asker.abort()
         await eventually(lambda: test.connections == 0)
-        deaf.hang_up()  # now the questions end, with nobody left to tell
+        deaf.hang_up()  # now the forwarded requests end, and their client is gone
         await eventually(lambda: len(test.remoting._tasks) == 1)  # the sweep alone is left
         assert (test.buffered_bytes, test.unsent_bytes) == (0, 0)
         async with line_to(test.address) as line:
             assert await topics(line) == []
-    gc.collect()  # a forgotten exception is reported by whoever collects it
+    gc.collect()  # an exception that was never retrieved is reported here
 
 
 async def test_a_server_that_stops_does_not_wait_for_production(tmp_path: Path) -> None:
@@ -188,6 +189,7 @@ async def test_a_server_that_stops_does_not_wait_for_production(tmp_path: Path) 
         async with asyncio.timeout(5):
             await test.server.stop()
         await line.until_closed()
+        await eventually(lambda: test.connections == 0)
     gc.collect()
 
 

@@ -1,4 +1,4 @@
-"""Where two rules meet: back-pressure and bad bytes, TLS and goodbye, a test environment and itself."""
+"""Combinations: back-pressure and bad bytes, TLS and close_notify, a test environment and itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import trustme
 
 from skyroute.remoting.errors import BindError
+from skyroute.wire.codes import ResponseCode
 from tests.network.certificates import Files, client_of
 from tests.network.cluster import MASTER, addresses, register, route
 from tests.network.test_limits import LONG_LIST, big_registration, slow_to_read, slow_to_send
@@ -40,7 +41,7 @@ async def test_a_bad_header_among_requests_that_wait_ends_the_connection_in_its_
         assert f"connection closed peer={slow.own_address} reason=" in caplog.text
 
 
-async def test_a_goodbye_over_tls_ends_the_connection_at_once(tmp_path: Path) -> None:
+async def test_a_tls_close_notify_ends_the_connection_at_once(tmp_path: Path) -> None:
     authority = trustme.CA()
     tls = Files(tmp_path / "tls", authority).settings()
     async with running(tmp_path, tls=tls) as here, line_to(here.address) as plain:
@@ -49,15 +50,13 @@ async def test_a_goodbye_over_tls_ends_the_connection_at_once(tmp_path: Path) ->
             host, port, ssl=client_of(authority), server_hostname="localhost", ssl_shutdown_timeout=30
         )
         await register(AsyncLine(reader, writer), MASTER)
-        writer.close()  # says close_notify, and waits for the other side's before it closes the socket
+        writer.close()  # sends close_notify, and waits for the other side's before it closes the socket
         await eventually(lambda: here.connections == 1)
         assert await addresses(plain) == {}
         await writer.wait_closed()
 
 
-async def test_a_number_with_a_leading_zero_is_malformed_however_often_it_was_asked(
-    nameserver: Running, line: AsyncLine
-) -> None:
+async def test_a_request_id_with_a_leading_zero_is_always_malformed(nameserver: Running, line: AsyncLine) -> None:
     await register(line, MASTER)
     well = b'{"code":105,"extFields":{"topic":"TopicA"},"opaque":111,"version":479}'
     await line.write(frame(well))
@@ -66,18 +65,18 @@ async def test_a_number_with_a_leading_zero_is_malformed_however_often_it_was_as
     await line.until_closed()  # today: an answer whose header is not JSON ("opaque":011)
 
 
-async def test_a_test_environment_that_names_itself_as_production_does_not_ask_for_ever(tmp_path: Path) -> None:
+async def test_a_test_environment_that_is_its_own_production_does_not_loop(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as chosen:
         port = chosen.getsockname()[1]
     own = f"127.0.0.1:{port}"
     looping = running(tmp_path, cluster_test_mode=True, listen_port=port, upstream=[own], connect_timeout_s=0.2)
     async with looping as here:
         async with line_to(own) as line:
-            assert (await route(line, "Nowhere")).code == 17
+            assert (await route(line, "Nowhere")).code == ResponseCode.TOPIC_NOT_EXIST
         await eventually(lambda: len(here.remoting._tasks) == 1)  # today: 1024 questions under way, for ever
 
 
-async def test_a_stopped_server_still_says_what_it_is(tmp_path: Path) -> None:
+async def test_a_stopped_server_has_a_repr(tmp_path: Path) -> None:
     async with running(tmp_path) as here:
         address = here.address
     assert here.address == address
@@ -85,7 +84,7 @@ async def test_a_stopped_server_still_says_what_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["..", "a" * 70, "300.300.300.300"])
-async def test_a_host_that_is_none_is_said_in_one_line(tmp_path: Path, host: str) -> None:
+async def test_an_invalid_host_is_a_one_line_error(tmp_path: Path, host: str) -> None:
     with pytest.raises(BindError) as caught:  # today: UnicodeError, which the command shows as a traceback
         await unstarted(tmp_path, host, 0).start()
     assert not re.search(r"\n|Unknown error", str(caught.value))

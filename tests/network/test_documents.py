@@ -1,4 +1,4 @@
-"""What documents say about names, codes, defaults and each other is so."""
+"""Names, codes, defaults and links in the documents are correct."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def anchors(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_in_documents_have_targets(document: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
         if target.startswith("http"):
             continue
@@ -50,11 +50,11 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize(("document", "line"), COMMANDS)
-def test_a_command_has_only_options_that_there_are(
+def test_a_documented_command_has_only_existing_options(
     document: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever document shows it."""
     monkeypatch.chdir(tmp_path)
+    assert words_of(line), document
     understand(words_of(line), tmp_path)
 
 
@@ -69,7 +69,7 @@ def test_the_reference_has_every_public_name() -> None:
     assert sorted(listed) == sorted(set(skyroute.__all__) - {"__version__"})
 
 
-async def test_the_requests_that_the_broker_answers_are_those_that_are_listed(tmp_path: Path) -> None:
+async def test_the_supported_requests_of_the_broker_are_those_listed(tmp_path: Path) -> None:
     listed: set[int] = set()
     for codes, _, answer in rows(section(text_of("docs/compatibility.md"), "## The broker")):
         if answer.startswith("supported"):
@@ -83,7 +83,7 @@ async def test_the_requests_that_the_broker_answers_are_those_that_are_listed(tm
         await broker.stop()
 
 
-def test_bounds_are_where_they_are_said_to_be() -> None:
+def test_documented_bounds_are_in_the_documented_modules() -> None:
     """Names in capitals are constants; others are settings, which the tests of settings know."""
     table = rows(section(text_of("docs/architecture.md"), "## Bounds"))
     assert len(table) > 30
@@ -106,7 +106,7 @@ def test_every_bound_of_the_broker_is_listed() -> None:
             assert name in own_pace or f"`{name}`" in listed, (path.name, name)
 
 
-def test_defaults_of_the_broker_are_those_that_are_listed() -> None:
+def test_documented_defaults_of_the_broker_are_its_defaults() -> None:
     keys = {each.metadata["setting"].key for each in fields(BrokerConfig) if "setting" in each.metadata}
     values = parse_properties(BrokerConfig().render_all())
     checked = 0

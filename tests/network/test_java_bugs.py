@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import (
     CLUSTER,
     MASTER,
@@ -48,7 +49,7 @@ def test_every_row_that_a_peer_can_see_has_a_test() -> None:
     assert numbers == set(range(1, 27)) - {24}
 
 
-async def test_bug_01_a_late_close_or_goodbye_does_not_end_a_fresh_registration(nameserver: Running) -> None:
+async def test_bug_01_a_late_close_or_unregistration_does_not_end_a_fresh_registration(nameserver: Running) -> None:
     async with line_to(nameserver.address) as new:
         async with line_to(nameserver.address) as old:
             await register(old, MASTER)
@@ -105,7 +106,7 @@ async def test_bug_03_nothing_is_left_of_an_address_that_was_replaced(
 async def test_bug_04_a_group_is_in_one_cluster(line: AsyncLine) -> None:
     await register(line, MASTER, SLAVE)
     taken = await line.call(MASTER.but(cluster="Elsewhere", address="10.9.9.9:10911").request)
-    assert taken.code == 1
+    assert taken.code == ResponseCode.SYSTEM_ERROR
     assert "broker names must be unique across clusters" in (taken.remark or "")
     await register(line, MASTER.but(cluster="Elsewhere"))
     seen = (await line.call(106)).value
@@ -114,9 +115,9 @@ async def test_bug_04_a_group_is_in_one_cluster(line: AsyncLine) -> None:
 
 
 async def test_bug_05_a_refused_registration_leaves_no_trace_and_is_not_answered_with_success(line: AsyncLine) -> None:
-    assert (await line.call(MASTER.but(topics=(Topic("Alone"),)).request)).code == 1
+    assert (await line.call(MASTER.but(topics=(Topic("Alone"),)).request)).code == ResponseCode.SYSTEM_ERROR
     body = b'{"filterServerList":[],"topicConfigSerializeWrapper":{"topicConfigTable":null}}'
-    assert (await line.call(103, MASTER.identity, body)).code == 1
+    assert (await line.call(103, MASTER.identity, body)).code == ResponseCode.SYSTEM_ERROR
     assert await world(line) == NOWHERE
     leader = MASTER.but(data_version=DataVersion(state=9), zone="z1", acting=True)
     await register(line, leader, SLAVE.but(acting=True, zone="z1"))
@@ -126,7 +127,7 @@ async def test_bug_05_a_refused_registration_leaves_no_trace_and_is_not_answered
     assert await world(line) == before
 
 
-async def test_bug_06_an_answer_holds_together_while_everything_changes(nameserver: Running) -> None:
+async def test_bug_06_a_response_is_consistent_while_everything_changes(nameserver: Running) -> None:
     async def come_and_go(number: int) -> None:
         own = MASTER.but(broker=f"broker-{number}", address=f"10.0.1.{number}:10911")
         async with line_to(nameserver.address) as line:
@@ -142,7 +143,7 @@ async def test_bug_06_an_answer_holds_together_while_everything_changes(nameserv
                 assert named == set(seen["brokerAddrTable"])
                 assert all(group["brokerAddrs"] for group in seen["brokerAddrTable"].values())
                 answer = await route(line)
-                if answer.code == 0:
+                if answer.code == ResponseCode.SUCCESS:
                     told = answer.value
                     assert {data["brokerName"] for data in told["brokerDatas"]} == {
                         data["brokerName"] for data in told["queueDatas"]
@@ -160,7 +161,7 @@ async def test_bug_07_static_mappings_go_with_their_topic_and_come_back_with_it(
     await line.call(216, {"topic": "TopicA"})
     await register(line, MASTER.but(data_version=NEWER))  # the same name, and no longer static
     assert "topicQueueMappingByBroker" not in (await route(line)).value
-    await register(line, static.but(data_version=NEWER))  # the same edition with what was missing
+    await register(line, static.but(data_version=NEWER))  # the same version with what was missing
     assert (await route(line)).value["topicQueueMappingByBroker"]["broker-a"]["totalQueues"] == 2
     await line.call(static.unregistration)
     await register(line, MASTER)
@@ -181,7 +182,7 @@ async def test_bug_07_static_mappings_go_with_their_topic_and_come_back_with_it(
 )
 async def test_bug_08_bad_input_is_not_answered_with_success(line: AsyncLine, request_: Request) -> None:
     answer = await line.call(request_)
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark
 
 
@@ -194,7 +195,7 @@ async def test_bug_09_restoring_writes_gives_back_what_was_registered(line: Asyn
     assert {name: (await permissions(line, name))["broker-a"] for name in registered} == registered
 
 
-async def test_bug_10_forbidden_writes_are_forgotten_with_the_brokers_next_edition_on_purpose(line: AsyncLine) -> None:
+async def test_bug_10_forbidden_writes_are_forgotten_with_the_brokers_next_version_on_purpose(line: AsyncLine) -> None:
     await register(line, MASTER)
     await line.call(205, {"brokerName": "broker-a"})
     await register(line, MASTER)
@@ -233,14 +234,14 @@ async def test_bug_13_registrations_of_one_connection_take_effect_in_order(line:
     ]
     await line.write(b"".join(encode(edition.request, at) for at, edition in enumerate(editions)))
     for _ in editions:
-        assert (await line.receive()).code == 0
+        assert (await line.receive()).code == ResponseCode.SUCCESS
     assert (await route(line)).value["queueDatas"][0]["readQueueNums"] == 20
     await register(line, editions[4])  # an old one that was long under way
     assert (await route(line)).value["queueDatas"][0]["readQueueNums"] == 20
 
 
 @pytest.mark.parametrize(("version", "key"), [(399, "{0:"), (479, '{"0":')])
-async def test_bug_14_the_zone_filter_keeps_to_the_askers_dialect(line: AsyncLine, version: int, key: str) -> None:
+async def test_bug_14_the_zone_filter_keeps_to_the_clients_dialect(line: AsyncLine, version: int, key: str) -> None:
     await register(line, MASTER.but(zone="z1"), OTHER.but(zone="z2"))
     answer = await route(line, version=version, __ZONE_MODE="true", __ZONE_NAME="z1")
     assert f'"brokerAddrs":{key}"10.0.0.1:10911"}}' in answer.text
@@ -252,7 +253,7 @@ async def test_bug_15_a_lone_broker_is_not_told_about_itself(tmp_path: Path) -> 
     async with notifying as here, line_to(here.address) as line, ear() as broker:
         await register(line, at(broker.address, 1), at(broker.address, 0))
         await register(line, at(broker.address, 1))  # it steps down again, and is still alone
-        # Groups that allow no acting master are told nothing on registration either.
+        # Groups without acting master are not notified on registration either.
         await register(line, at(broker.address, 3, broker="quiet", acting=False).but(cluster="Quiet"))
         await register(line, at("127.0.0.1:9", 2, broker="quiet", acting=False).but(cluster="Quiet"))
         master = at("127.0.0.1:1", 0)
@@ -261,7 +262,7 @@ async def test_bug_15_a_lone_broker_is_not_told_about_itself(tmp_path: Path) -> 
         assert broker.is_silent
 
 
-async def test_bug_16_a_bad_goodbye_spoils_no_other(line: AsyncLine) -> None:
+async def test_bug_16_a_bad_unregistration_spoils_no_other(line: AsyncLine) -> None:
     await register(line, MASTER, OTHER)
     incomplete = {name: value for name, value in MASTER.identity.items() if name != "brokerId"}
     requests = [Request(104, incomplete), Request(104, {**incomplete, "brokerId": "x"}), OTHER.unregistration]
@@ -282,7 +283,7 @@ async def test_bug_17_a_prime_slave_without_acting_master_registers_writable_top
     await line.call(SLAVE.unregistration)
     await register(line, SLAVE)  # too old to know of acting masters
     assert await addresses(line) == {}
-    await register(line, SLAVE.but(acting=False))  # it has learnt of them, and has nothing else to say
+    await register(line, SLAVE.but(acting=False))  # upgraded: it now sends the flag
     assert await permissions(line) == {"broker-a": 6}
 
 
@@ -304,11 +305,11 @@ async def test_bug_19_the_gate_opens_once_and_the_first_scan_comes_after_an_inte
     async with running(tmp_path, wait_for_brokers=True) as here, line_to(here.address) as line:
         await register(line, MASTER.but(heartbeat_ms=1))
         here.clock.advance(4.9)
-        assert (await topics(line)) == ["TopicA", "TopicB"]  # expired, and nobody has looked
+        assert (await topics(line)) == ["TopicA", "TopicB"]  # expired, and not scanned yet
         await register(line, MASTER)
         here.clock.advance(40.1)
         for _ in range(5):
-            assert (await route(line)).code == 0
+            assert (await route(line)).code == ResponseCode.SUCCESS
             here.clock.advance(10)
 
 
@@ -317,7 +318,7 @@ async def test_bug_20_brokers_register_in_cluster_test_mode(tmp_path: Path) -> N
         await register(line, MASTER)
         assert await addresses(line) == HERE_A
         assert await topics(line) == ["TopicA", "TopicB"]
-        assert (await line.call(MASTER.unregistration)).code == 0
+        assert (await line.call(MASTER.unregistration)).code == ResponseCode.SUCCESS
         assert await world(line) == NOWHERE
 
 
@@ -327,9 +328,7 @@ async def test_bug_21_a_compressed_body_that_is_labelled_plain_is_recognised(lin
     assert await topics(line) == ["TopicA", "TopicB"]
 
 
-async def test_bug_22_a_pause_of_the_server_evicts_nobody_who_still_speaks(
-    nameserver: Running, line: AsyncLine
-) -> None:
+async def test_bug_22_a_pause_of_the_server_evicts_no_live_broker(nameserver: Running, line: AsyncLine) -> None:
     await register(line, MASTER)
     nameserver.clock.advance(3_600)
     nameserver.scan()
@@ -343,7 +342,7 @@ async def test_bug_23_fields_of_authentication_are_ignored_as_in_java(line: Asyn
     signed = {"AccessKey": "someone", "Signature": "c2lnbmF0dXJl", "SecurityToken": "token"}
     await register(line, MASTER)
     assert (await line.call(205, {"brokerName": "broker-a", **signed})).fields == {"wipeTopicCount": "2"}
-    assert (await line.call(105, {"topic": "TopicA", **signed})).code == 0
+    assert (await line.call(105, {"topic": "TopicA", **signed})).code == ResponseCode.SUCCESS
 
 
 async def test_bug_25_connections_have_a_limit_and_a_first_request_has_too(tmp_path: Path) -> None:
@@ -361,10 +360,10 @@ async def test_bug_25_connections_have_a_limit_and_a_first_request_has_too(tmp_p
             assert await topics(again) == []
 
 
-async def test_bug_26_a_body_that_inflates_beyond_measure_is_refused(tmp_path: Path) -> None:
+async def test_bug_26_a_body_that_decompresses_beyond_the_bound_is_refused(tmp_path: Path) -> None:
     bomb: Registration = MASTER.but(cluster=CLUSTER, topics=[Topic("t" * 100_000), Topic("u")], deflate=True)
     async with running(tmp_path, registration_frame_bytes_max=32 * 1024) as here, line_to(here.address) as line:
         answer = await line.call(bomb.request)
-        assert answer.code == 1
-        assert "inflates to more than" in (answer.remark or "")
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "decompresses to more than" in (answer.remark or "")
         assert await world(line) == NOWHERE

@@ -1,10 +1,11 @@
-"""How long a silent broker is believed, and what ends with its lease."""
+"""Leases of brokers, their renewal and expiry."""
 
 from __future__ import annotations
 
 import pytest
 
 from skyroute.nameserver.housekeeping import LATE_SCANS_MAX
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import CLUSTER, MASTER, OTHER, SLAVE, addresses, register, topics
 from tests.support.lines import AsyncLine, eventually, line_to
 from tests.support.raw import Request
@@ -58,7 +59,7 @@ async def test_every_kind_of_heartbeat_renews_a_lease(
         if one_way:
             await line.tell(sign)
         else:
-            assert (await line.call(sign)).code == 0
+            assert (await line.call(sign)).code == ResponseCode.SUCCESS
         assert await addresses(line) == HERE_A
     assert line.strays == []
 
@@ -74,7 +75,7 @@ async def test_other_requests_of_the_same_connection_do_not_renew_a_lease(namese
 
 
 async def test_a_heartbeat_of_an_unknown_broker_has_no_effect(line: AsyncLine) -> None:
-    assert (await line.call(904, HERE)).code == 0
+    assert (await line.call(904, HERE)).code == ResponseCode.SUCCESS
     assert (await line.call(322, HERE)).fields == {"changed": "true"}
     assert await addresses(line) == {}
 
@@ -90,7 +91,7 @@ async def test_a_heartbeat_may_come_over_another_connection(nameserver: Running,
     assert await addresses(line) == {}  # it was registered over the other one
 
 
-async def test_the_silence_of_one_broker_does_not_cut_off_the_others_of_its_container(
+async def test_an_expired_broker_does_not_disconnect_the_others_of_its_container(
     nameserver: Running, line: AsyncLine
 ) -> None:
     await register(line, SHORT, OTHER)
@@ -101,7 +102,7 @@ async def test_the_silence_of_one_broker_does_not_cut_off_the_others_of_its_cont
     assert line.strays == []
 
 
-async def test_when_the_last_broker_of_a_container_falls_silent_its_connection_is_closed(nameserver: Running) -> None:
+async def test_the_connection_of_a_container_closes_when_its_last_broker_expires(nameserver: Running) -> None:
     async with line_to(nameserver.address) as container:
         await register(container, SHORT, OTHER.but(heartbeat_ms=20_000))
         nameserver.pass_time(15)
@@ -122,7 +123,7 @@ async def test_a_broker_that_moved_to_another_connection_is_not_cut_off_by_the_o
 # A scan that comes late
 
 
-async def test_a_late_scan_evicts_nobody_before_waiting_heartbeats_are_read(
+async def test_a_late_scan_evicts_no_broker_before_pending_heartbeats_are_read(
     nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with line_to(nameserver.address) as silent:
@@ -147,7 +148,7 @@ async def test_a_scan_that_is_a_little_late_does_its_work(nameserver: Running, l
         assert await addresses(line) == {}
 
 
-async def test_late_scans_in_a_row_do_not_keep_the_dead_alive_for_ever(nameserver: Running, line: AsyncLine) -> None:
+async def test_late_scans_in_a_row_do_not_postpone_eviction_for_ever(nameserver: Running, line: AsyncLine) -> None:
     async with line_to(nameserver.address) as broker:
         await register(broker, SHORT)
         for _ in range(LATE_SCANS_MAX):

@@ -173,7 +173,7 @@ async def test_a_body_that_inflates_above_the_limit_is_refused(tmp_path: Path, f
     async with running(tmp_path, registration_frame_bytes_max=64 * 1024) as here, line_to(here.address) as line:
         answer = await line.call(bomb.request)
         assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert "inflates to more than 65536 bytes" in (answer.remark or "")
+        assert "decompresses to more than 65536 bytes" in (answer.remark or "")
         assert await world(line) == NOWHERE
 
 
@@ -308,7 +308,7 @@ async def test_registrations_have_a_limit_in_bytes(tmp_path: Path) -> None:
         assert max(sizes) < 60_000
         assert [answer.code for answer in answers] == [SUCCESS, SUCCESS, ERROR, ERROR, ERROR]
         assert "registrationBytesMax" in (answers[-1].remark or "")
-        assert here.server.table.census(0.0).held_bytes <= 4 * MIB
+        assert here.server.table.stats(0.0).registration_bytes <= 4 * MIB
 
 
 async def test_the_key_value_table_has_a_limit(tmp_path: Path) -> None:

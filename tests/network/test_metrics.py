@@ -20,6 +20,7 @@ from skyroute.observing.pages import CONNECTIONS_MAX, REQUEST_BYTES_MAX
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
 from skyroute.settings.errors import ConfigError
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, OTHER, SLAVE, addresses, register
 from tests.network.test_watch import broker, parked, watch
 from tests.support.apache import free_port
@@ -62,10 +63,10 @@ async def test_requests_are_counted_by_request_and_response_code(tmp_path: Path)
         await line.tell(SLAVE.request)
         for _ in range(5):  # the first is looked up, the others are known by their bytes
             await addresses(line)
-        assert (await line.call(105, {"topic": "Nowhere"})).code == 17
-        assert (await line.call(105)).code == 1
+        assert (await line.call(105, {"topic": "Nowhere"})).code == ResponseCode.TOPIC_NOT_EXIST
+        assert (await line.call(105)).code == ResponseCode.SYSTEM_ERROR
         for unknown in (9999, 9998, 12, -7):
-            assert (await line.call(unknown)).code == 3
+            assert (await line.call(unknown)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         seen = await scrape(pages)
         assert requests(seen) == {
             (REGISTER, "SUCCESS"): 3,
@@ -75,7 +76,7 @@ async def test_requests_are_counted_by_request_and_response_code(tmp_path: Path)
             ("QUERY_MESSAGE", "REQUEST_CODE_NOT_SUPPORTED"): 1,
             ("OTHER", "REQUEST_CODE_NOT_SUPPORTED"): 3,
         }
-        assert here.server._fast_path.found == 4
+        assert here.server._routes.fast_path.found == 4
         assert seen("rocketmq_namesrv_request_seconds_count", request_code=ROUTE, response_code="SUCCESS") == 1
         assert seen("rocketmq_namesrv_connections") == 1
 
@@ -83,9 +84,9 @@ async def test_requests_are_counted_by_request_and_response_code(tmp_path: Path)
 async def test_a_deferred_response_is_counted_when_it_is_sent(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
         assert len(MANY.request.body) > 64 * 1024
-        assert (await line.call(MANY.request)).code == 0
+        assert (await line.call(MANY.request)).code == ResponseCode.SUCCESS
         broken = Request(103, MANY.request.fields, MANY.request.body[:-1000])
-        assert (await line.call(broken)).code == 1
+        assert (await line.call(broken)).code == ResponseCode.SYSTEM_ERROR
         assert requests(await scrape(pages)) == {(REGISTER, "SUCCESS"): 1, (REGISTER, "SYSTEM_ERROR"): 1}
 
 
@@ -119,7 +120,7 @@ async def test_route_table_sizes_and_changes(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line, line_to(here.address) as gone:
         await register(line, MASTER, SLAVE)
         await register(gone, OTHER)
-        assert (await line.call(100, {"namespace": "n", "key": "k", "value": "v"})).code == 0
+        assert (await line.call(100, {"namespace": "n", "key": "k", "value": "v"})).code == ResponseCode.SUCCESS
         here.clock.advance(30)
         await register(line, MASTER)
         here.clock.advance(10)
@@ -208,12 +209,12 @@ async def test_journal_and_snapshot_metrics(tmp_path: Path) -> None:
         line_to(here.address) as line,
     ):
         await register(line, MASTER)
-        memory = here.server._memory
-        assert memory is not None
-        journal = memory.journal
+        persistence = here.server._publisher.persistence
+        assert persistence is not None
+        journal = persistence.journal
         assert journal is not None
         await eventually(lambda: journal.caught_up)
-        await memory._keep(here.server.table)
+        await persistence._save(here.server.table)
         here.clock.advance(7)
         seen = await scrape(pages)
         on_disk = sum(path.stat().st_size for path in (tmp_path / "memory" / "journal").glob("*.jsonl*"))
@@ -229,11 +230,11 @@ async def test_journal_and_snapshot_metrics(tmp_path: Path) -> None:
 async def test_a_failed_snapshot_is_counted(tmp_path: Path) -> None:
     async with watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages), line_to(here.address) as line:
         await register(line, MASTER)
-        memory = here.server._memory
-        assert memory is not None
-        memory.folder.snapshot.mkdir()
-        (memory.folder.snapshot / "in the way").touch()
-        await memory._keep(here.server.table)
+        persistence = here.server._publisher.persistence
+        assert persistence is not None
+        persistence.folder.snapshot.mkdir()
+        (persistence.folder.snapshot / "in the way").touch()
+        await persistence._save(here.server.table)
         seen = await scrape(pages)
         assert (seen("rocketmq_namesrv_snapshots_total"), seen("rocketmq_namesrv_snapshot_failures_total")) == (0, 1)
         assert not seen.has("rocketmq_namesrv_snapshot_age_seconds")
@@ -273,7 +274,7 @@ async def test_a_stopping_server_is_not_ready(tmp_path: Path) -> None:
             await asyncio.open_connection(*split_address(pages))
 
 
-# ------------------------------------------------------------------------------------------------ those who misbehave
+# ------------------------------------------------------------------------------------------------ misbehaving clients
 
 
 @pytest.mark.parametrize(
@@ -417,9 +418,9 @@ async def test_the_documented_metrics_are_those_served(tmp_path: Path) -> None:
         line_to(here.address) as line,
     ):
         await register(line, MASTER)
-        memory = here.server._memory
+        memory = here.server._publisher.persistence
         assert memory is not None
-        await memory._keep(here.server.table)
+        await memory._save(here.server.table)
         assert told(await scrape(pages)) == listed("Name server metrics") | listed("Process metrics")
 
 

@@ -1,4 +1,4 @@
-"""What brokers are told when another of their group comes to have the smallest id."""
+"""Notices to brokers of a new smallest id in their group."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ async def nameserver(tmp_path: Path) -> AsyncIterator[Running]:
         yield here
 
 
-async def test_the_others_are_told_of_a_newcomer_with_a_smaller_id(line: AsyncLine) -> None:
+async def test_the_other_brokers_are_notified_of_a_new_smallest_id(line: AsyncLine) -> None:
     async with ears(3) as (first, second, third):
         slave, other, master = at(first.address, 1), at(second.address, 2), at(third.address, 0)
         await register(line, other, slave, master)
         assert contents(await second.hear()) == gained(slave)
         assert contents(await second.hear()) == gained(master)
         assert contents(await first.hear()) == gained(master)
-        # Who came is not told of itself; the next it hears is the loss of another.
+        # A new broker gets no notice about itself; its first notice is about another that left.
         await line.call(master.unregistration)
         assert contents(await first.hear()) == lost(master, slave)
         assert third.is_silent
 
 
 @pytest.mark.parametrize("end", ["goodbye", "connection", "lease"])
-async def test_all_that_are_left_are_told_of_a_loss(nameserver: Running, line: AsyncLine, end: str) -> None:
+async def test_the_remaining_brokers_are_notified_when_the_smallest_leaves(
+    nameserver: Running, line: AsyncLine, end: str
+) -> None:
     async with ears(2) as (first, second), line_to(nameserver.address) as masters:
         master, slave, other = at("127.0.0.1:1", 0), at(first.address, 1), at(second.address, 2)
         await register(masters, master.but(heartbeat_ms=10_000))
@@ -48,7 +50,7 @@ async def test_all_that_are_left_are_told_of_a_loss(nameserver: Running, line: A
         assert contents(await second.hear()) == lost(master, slave)
 
 
-async def test_a_broker_hears_of_changes_in_the_order_they_happened(line: AsyncLine) -> None:
+async def test_a_broker_is_notified_of_changes_in_their_order(line: AsyncLine) -> None:
     async with ear() as slaves:
         slave, master = at(slaves.address, 1), at("127.0.0.1:1", 0)
         await register(line, slave)
@@ -60,7 +62,7 @@ async def test_a_broker_hears_of_changes_in_the_order_they_happened(line: AsyncL
         assert [contents(await slaves.hear()) for _ in expected] == expected
 
 
-async def test_a_role_switch_is_told_to_the_others(line: AsyncLine) -> None:
+async def test_the_other_brokers_are_notified_of_a_role_switch(line: AsyncLine) -> None:
     async with ears(2) as (first, second):
         one, two = at(first.address, 1), at(second.address, 2)
         await register(line, one, two)
@@ -68,7 +70,7 @@ async def test_a_role_switch_is_told_to_the_others(line: AsyncLine) -> None:
         assert contents(await first.hear()) == gained(at(second.address, 0))
 
 
-async def test_groups_without_acting_masters_are_told_nothing(line: AsyncLine) -> None:
+async def test_groups_without_acting_masters_are_not_notified(line: AsyncLine) -> None:
     async with ear() as slaves:
         quiet = at(slaves.address, 1, acting=False)
         await register(line, quiet, at("127.0.0.1:1", 0, acting=False))
@@ -81,7 +83,7 @@ async def test_groups_without_acting_masters_are_told_nothing(line: AsyncLine) -
         assert slaves.is_silent
 
 
-async def test_nothing_is_told_unless_that_is_wanted(line: AsyncLine) -> None:
+async def test_no_notice_is_sent_unless_the_setting_is_on(line: AsyncLine) -> None:
     async with ear() as slaves:
         slave, master = at(slaves.address, 1), at("127.0.0.1:1", 0)
         await line.call(318, body=b"notifyMinBrokerIdChanged=false")
@@ -128,7 +130,7 @@ async def test_a_notice_to_a_nonsensical_address_is_dropped_in_one_line(
         assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_broker_that_is_away_does_not_keep_others_from_hearing(
+async def test_a_broker_that_is_down_does_not_delay_notices_to_others(
     line: AsyncLine, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ear() as away:
@@ -156,7 +158,7 @@ async def test_a_broker_that_takes_no_connection_does_not_delay_others(tmp_path:
         assert contents(await here.hear()) == lost(master, stuck)
 
 
-async def test_a_broker_that_hung_up_is_called_again(line: AsyncLine) -> None:
+async def test_a_broker_that_closed_its_connection_is_connected_again(line: AsyncLine) -> None:
     async with ear() as slaves:
         slave, master = at(slaves.address, 1), at("127.0.0.1:1", 0)
         await register(line, slave, master)
@@ -178,3 +180,4 @@ async def test_a_server_that_stops_leaves_no_connection_to_brokers_open(nameserv
         await slaves.hear()
         await nameserver.server.stop()
         await slaves.until_alone()
+        assert slaves.is_silent

@@ -1,9 +1,10 @@
-"""What is told of routes: dialect, zone, acting master, static topics, brokers of all ages."""
+"""Routes: dialect, zone, acting master, static topics, brokers of all versions."""
 
 from __future__ import annotations
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import (
     CLUSTER,
     MASTER,
@@ -36,7 +37,7 @@ from tests.support.raw import VERSION_5, Registration, Request, Topic, mapping
         (VERSION_5, True, True),
     ],
 )
-async def test_the_dialect_follows_the_asker(line: AsyncLine, version: int, insists: bool, strict: bool) -> None:
+async def test_the_dialect_follows_the_client(line: AsyncLine, version: int, insists: bool, strict: bool) -> None:
     await register(line, MASTER, SLAVE)
     for _ in range(2):  # the second answer is one that was kept
         answer = await route(line, version=version, **({"acceptStandardJsonOnly": "true"} if insists else {}))
@@ -53,7 +54,7 @@ async def test_both_dialects_of_one_route_are_kept_apart(line: AsyncLine) -> Non
     assert texts[0] == texts[2] != texts[1] == texts[3]
 
 
-async def test_members_and_clusters_are_told_strictly_to_those_who_ask_for_it(line: AsyncLine) -> None:
+async def test_members_and_clusters_are_in_standard_json_on_request(line: AsyncLine) -> None:
     await register(line, MASTER)
     who = {"clusterName": "elsewhere", "brokerName": "broker-a"}
     for fields, key in (({}, "{0:"), ({"acceptStandardJsonOnly": "true"}, '{"0":')):
@@ -63,9 +64,9 @@ async def test_members_and_clusters_are_told_strictly_to_those_who_ask_for_it(li
     assert (await line.call(901, {**who, "brokerName": "nobody"})).value["brokerMemberGroup"]["brokerAddrs"] == {}
 
 
-async def test_a_topic_nobody_serves_has_no_route_in_javas_words(line: AsyncLine) -> None:
+async def test_an_unserved_topic_has_no_route_with_apaches_text(line: AsyncLine) -> None:
     answer = await route(line, "TopicX")
-    assert answer.code == 17
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert answer.remark == (
         "No topic route info in name server for the topic: TopicX\n"
         "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
@@ -99,7 +100,7 @@ async def test_generations_can_be_mixed_in_one_cluster(line: AsyncLine) -> None:
 
 async def test_a_body_with_the_wrong_checksum_is_refused_and_without_one_taken(line: AsyncLine) -> None:
     answer = await line.call(MASTER.but(crc=12345).request)
-    assert (answer.code, answer.remark) == (1, "crc32 not match")
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "crc32 not match")
     assert await topics(line) == []
     await register(line, MASTER.but(crc=0))
     assert await topics(line) == ["TopicA", "TopicB"]
@@ -108,7 +109,7 @@ async def test_a_body_with_the_wrong_checksum_is_refused_and_without_one_taken(l
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\x78\xda\x00", b'{"topicConfigSerializeWrapper":null}'])
 async def test_a_body_that_cannot_be_read_is_refused(line: AsyncLine, body: bytes) -> None:
     answer = await line.call(103, {**MASTER.identity, "bodyCrc32": "0"}, body)
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "Failed to decode RegisterBrokerBody" in (answer.remark or "")
     assert await topics(line) == []
 
@@ -120,7 +121,7 @@ async def test_split_and_incremental_registrations_add_up(line: AsyncLine) -> No
     assert await topics(line) == ["TopicA", "TopicB", "TopicC", "TopicD", "TopicE"]
 
 
-async def test_static_topics_are_told_with_their_mapping(line: AsyncLine) -> None:
+async def test_routes_of_static_topics_have_mappings(line: AsyncLine) -> None:
     static = MASTER.but(mappings={"TopicA": mapping("TopicA", "broker-a", 2)})
     for registration in (static, static.but(deflate=True, data_version=NEWER)):
         await register(line, registration)
@@ -129,7 +130,7 @@ async def test_static_topics_are_told_with_their_mapping(line: AsyncLine) -> Non
     assert "topicQueueMappingByBroker" not in (await route(line, "TopicB")).text
 
 
-async def test_filter_servers_are_told_until_they_go(line: AsyncLine) -> None:
+async def test_routes_have_filter_servers_until_they_leave(line: AsyncLine) -> None:
     await register(line, MASTER.but(filter_servers=("10.0.0.1:30000",)))
     assert (await route(line)).value["filterServerTable"] == {"10.0.0.1:10911": ["10.0.0.1:30000"]}
     await register(line, MASTER)
@@ -174,7 +175,7 @@ async def test_a_zone_shows_its_own_groups_and_those_without_a_master(
 async def test_a_zone_without_groups_gives_an_empty_route_and_not_an_error(line: AsyncLine) -> None:
     await register(line, MASTER.but(zone="z1"))
     answer = await route(line, __ZONE_MODE="true", __ZONE_NAME="z2")
-    assert answer.code == 0
+    assert answer.code == ResponseCode.SUCCESS
     assert answer.text == '{"brokerDatas":[],"filterServerTable":{},"queueDatas":[]}'
 
 
@@ -185,25 +186,27 @@ async def test_a_single_topic_is_announced_by_a_known_broker_only(line: AsyncLin
     await register(line, MASTER)
     queues = '{"brokerName":"%s","perm":6,"readQueueNums":2,"topicSysFlag":0,"writeQueueNums":2}'
     both = f'{{"queueDatas":[{queues % "broker-a"},{queues % "nobody"}]}}'
-    assert (await line.call(217, {"topic": "New"}, both.encode())).code == 0
+    assert (await line.call(217, {"topic": "New"}, both.encode())).code == ResponseCode.SUCCESS
     assert await addresses(line, "New") == {}
-    assert (await line.call(217, {"topic": "New"}, f'{{"queueDatas":[{queues % "broker-a"}]}}'.encode())).code == 0
+    assert (
+        await line.call(217, {"topic": "New"}, f'{{"queueDatas":[{queues % "broker-a"}]}}'.encode())
+    ).code == ResponseCode.SUCCESS
     assert await addresses(line, "New") == {"broker-a": {"0": "10.0.0.1:10911"}}
 
 
 async def test_a_topic_is_deleted_in_one_cluster_or_everywhere(line: AsyncLine) -> None:
     elsewhere = OTHER.but(cluster="Elsewhere")
     await register(line, MASTER, elsewhere)
-    assert (await line.call(216, {"topic": "TopicA", "clusterName": "Unknown"})).code == 0
+    assert (await line.call(216, {"topic": "TopicA", "clusterName": "Unknown"})).code == ResponseCode.SUCCESS
     assert set(await addresses(line)) == {"broker-a", "broker-b"}
-    assert (await line.call(216, {"topic": "TopicA", "clusterName": "Elsewhere"})).code == 0
+    assert (await line.call(216, {"topic": "TopicA", "clusterName": "Elsewhere"})).code == ResponseCode.SUCCESS
     assert set(await addresses(line)) == {"broker-a"}
-    assert (await line.call(216, {"topic": "TopicA"})).code == 0
-    assert (await route(line)).code == 17
+    assert (await line.call(216, {"topic": "TopicA"})).code == ResponseCode.SUCCESS
+    assert (await route(line)).code == ResponseCode.TOPIC_NOT_EXIST
     assert await topics(line) == ["TopicB", "TopicC"]
 
 
-async def test_writes_are_forbidden_until_restored_or_a_new_edition(line: AsyncLine) -> None:
+async def test_writes_are_forbidden_until_restored_or_a_new_version(line: AsyncLine) -> None:
     await register(line, MASTER)
     assert (await line.call(205, {"brokerName": "broker-a"})).fields == {"wipeTopicCount": "2"}
     assert await permissions(line) == {"broker-a": 4}
@@ -245,17 +248,17 @@ async def test_a_refused_registration_leaves_no_trace(line: AsyncLine) -> None:
         MASTER.but(cluster="Elsewhere", address="10.9.9.9:10911"),
     ]
     for registration in refused:
-        assert (await line.call(registration.request)).code == 1
+        assert (await line.call(registration.request)).code == ResponseCode.SYSTEM_ERROR
         assert await world(line) == before
     assert (await line.call(OTHER.but(topics=single).request)).remark == "register broker failed"
 
 
-async def test_a_superseded_broker_is_told_nothing_and_changes_nothing(line: AsyncLine) -> None:
+async def test_a_superseded_broker_gets_an_empty_response_and_changes_nothing(line: AsyncLine) -> None:
     leader = MASTER.but(data_version=NEWER.__class__(counter=1, state=5))
     await register(line, leader)
     before = await world(line)
     answer = await line.call(MASTER.but(address="10.9.9.9:10911", zone="z9").request)
-    assert (answer.code, answer.fields, answer.body) == (0, {}, b"")
+    assert (answer.code, answer.fields, answer.body) == (ResponseCode.SUCCESS, {}, b"")
     assert await world(line) == before
     await register(line, leader.but(address="10.9.9.9:10911"))
     assert await addresses(line) == {"broker-a": {"0": "10.9.9.9:10911"}}
@@ -271,22 +274,24 @@ async def test_a_superseded_broker_is_told_nothing_and_changes_nothing(line: Asy
     ],
     ids=["address", "id", "name", "cluster"],
 )
-async def test_a_goodbye_removes_only_what_is_registered_exactly_so(line: AsyncLine, stale: Registration) -> None:
+async def test_an_unregistration_removes_only_what_is_registered_exactly_so(
+    line: AsyncLine, stale: Registration
+) -> None:
     await register(line, MASTER)
-    assert (await line.call(stale.unregistration)).code == 0
+    assert (await line.call(stale.unregistration)).code == ResponseCode.SUCCESS
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
-    assert (await line.call(MASTER.unregistration)).code == 0
+    assert (await line.call(MASTER.unregistration)).code == ResponseCode.SUCCESS
     assert await addresses(line) == {}
 
 
-async def test_the_goodbye_of_a_replaced_broker_does_not_remove_its_successor(line: AsyncLine) -> None:
+async def test_the_unregistration_of_a_replaced_broker_does_not_remove_its_successor(line: AsyncLine) -> None:
     successor = MASTER.but(address="10.0.0.7:10911")
     await register(line, MASTER, successor)
-    assert (await line.call(MASTER.unregistration)).code == 0
+    assert (await line.call(MASTER.unregistration)).code == ResponseCode.SUCCESS
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.7:10911"}}
 
 
-async def test_the_topic_of_brokers_that_ask_for_their_own_group_shows_true_ids(line: AsyncLine) -> None:
+async def test_the_member_topic_of_a_broker_group_has_real_ids(line: AsyncLine) -> None:
     members = "rmq_sys_SYNC_BROKER_MEMBER_broker-a"
     told = (*MASTER.topics, Topic(members, 1, 1, 1))
     await line.call(318, body=b"supportActingMaster=true")

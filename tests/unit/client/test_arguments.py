@@ -172,7 +172,7 @@ def test_a_group_is_text() -> None:
 
 def test_a_decorator_without_parentheses_is_refused() -> None:
     consumer = Consumer("g", NOWHERE)
-    with pytest.raises(InvalidNameError, match="the name of a topic is text"):
+    with pytest.raises(InvalidNameError, match="the name of a topic must be text"):
 
         @consumer.on  # type: ignore[arg-type]  # invalid on purpose
         def handle(message: object) -> None: ...
