@@ -18,8 +18,8 @@ from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, found_bodies, heartbeat, place, pull, send
 from tests.network.broker.clusters import Cluster, cluster_in
 from tests.support.clock import ManualClock
+from tests.support.connections import AsyncConnection, connection_to, eventually
 from tests.support.disks import FailingDisk, HastyDisk, bodies
-from tests.support.lines import AsyncLine, eventually, line_to
 from tests.support.raw import Command, Request, compact
 
 SANE = {
@@ -108,7 +108,7 @@ def bad_requests(code: int) -> Iterator[Request]:
         yield Request(code, {}, body)
 
 
-async def answers_to(cluster: Cluster, line: AsyncLine, requests: list[Request]) -> list[Command]:
+async def answers_to(cluster: Cluster, line: AsyncConnection, requests: list[Request]) -> list[Command]:
     """What comes of many requests at once; whoever waits for messages is given up."""
     sent = [await line.send(request) for request in requests]
     answers = asyncio.ensure_future(_answers(line, sent))
@@ -118,7 +118,7 @@ async def answers_to(cluster: Cluster, line: AsyncLine, requests: list[Request])
     return await answers
 
 
-async def _answers(line: AsyncLine, sent: list[int]) -> list[Command]:
+async def _answers(line: AsyncConnection, sent: list[int]) -> list[Command]:
     return [await line.answer(opaque) for opaque in sent]
 
 
@@ -281,7 +281,7 @@ async def live_through(folder: Path, disk: FailingDisk, **settings: Any) -> tupl
     except StorageError:
         return taken, answers
     try:
-        async with line_to(broker.address) as line:
+        async with connection_to(broker.address) as line:
             for number in range(5):
                 body = b"%d" % number + bytes(800)
                 answers.append(await line.call(send("Made", body, properties={"KEYS": "k"}, d=1)))
@@ -329,7 +329,7 @@ async def test_whichever_write_fails_nothing_that_was_taken_is_lost(
         try:
             stored = bodies(again.components.store, "Made")
             assert [body for body in stored if body in taken] == taken, (number, disk.failed)
-            async with line_to(again.address) as line:
+            async with connection_to(again.address) as line:
                 assert (await line.call(send("Made", b"next", d=1))).code == 0, (number, disk.failed)
         finally:
             await again.stop()

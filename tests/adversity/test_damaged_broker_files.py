@@ -18,8 +18,8 @@ from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import send
 from tests.support.clock import ManualClock
+from tests.support.connections import connection_to
 from tests.support.disks import HastyDisk
-from tests.support.lines import line_to
 from tests.support.single_damage import Base, Damage, Files, choose, read_folder, read_store, write_files
 
 CASES = int(os.environ.get("SKYROUTE_DAMAGE_CASES") or 400) // 2
@@ -49,7 +49,7 @@ async def fill(broker: Broker, first: int) -> None:
     components.groups.put(GroupConfig(f"g{first}"))
     await components.topics.table_file.save()
     await components.groups.table_file.save()
-    async with line_to(broker.address) as line:
+    async with connection_to(broker.address) as line:
         for number in range(MESSAGES):
             delayed = {0: {"DELAY": "3"}, 1: {"TIMER_DELAY_SEC": "600"}}.get(number % 5, {})
             request = send(f"T{first}", b"%d" % number, queue_id=number % 2, properties=delayed)

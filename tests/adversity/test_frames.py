@@ -25,7 +25,7 @@ from tests.adversity.hardship import (
     say_and_vanish,
     survived,
 )
-from tests.support.lines import eventually, line_to
+from tests.support.connections import connection_to, eventually
 from tests.support.process import ServerProcess, server_process
 from tests.support.raw import Request, encode, frame
 from tests.support.servers import running
@@ -218,7 +218,7 @@ def replies_or_alert(answer: bytes) -> None:
 
 
 async def test_a_frame_that_comes_in_drips_does_not_keep_the_line(tmp_path: Path) -> None:
-    async with running(tmp_path, idle_timeout_s=60) as here, line_to(here.address) as line:
+    async with running(tmp_path, idle_timeout_s=60) as here, connection_to(here.address) as line:
         assert (await line.call(GET_CLUSTERS)).code == SUCCESS
         drips = struct.pack(">II", 200, 100)
         for drip in drips:
@@ -238,7 +238,7 @@ async def test_a_frame_that_comes_in_drips_does_not_keep_the_line(tmp_path: Path
 async def test_first_bytes_must_lead_somewhere_in_time(tmp_path: Path, first: bytes) -> None:
     async with (
         running(tmp_path, prologue_timeout_s=10, trusted_proxies="127.0.0.1") as here,
-        line_to(here.address) as line,
+        connection_to(here.address) as line,
     ):
         await eventually(lambda: here.connections == 1)
         here.pass_time(100, scans=False)

@@ -12,7 +12,7 @@ import msgspec
 from skyroute.wire.calls.topics import TopicConfig
 from tests.network.broker.calls import send
 from tests.support.apache import free_port
-from tests.support.lines import AsyncLine, line_to
+from tests.support.connections import AsyncConnection, connection_to
 
 KNOWN = 5_000
 """How many topics there are before; each of them is written again with every new one."""
@@ -54,7 +54,7 @@ async def test_every_topic_whose_first_message_was_answered_is_there_after_a_kil
     answered: list[str] = []
     enough = asyncio.Event()
 
-    async def produce(line: AsyncLine, producer: int) -> None:
+    async def produce(line: AsyncConnection, producer: int) -> None:
         for number in range(ANSWERS):
             topic = f"new-{producer}-{number}"
             assert (await line.call(send(topic))).code == 0
@@ -65,7 +65,7 @@ async def test_every_topic_whose_first_message_was_answered_is_there_after_a_kil
     try:
         await connected(port)
         async with asyncio.timeout(60), AsyncExitStack() as stack, asyncio.TaskGroup() as producing:
-            lines = [await stack.enter_async_context(line_to(f"127.0.0.1:{port}")) for _ in range(PRODUCERS)]
+            lines = [await stack.enter_async_context(connection_to(f"127.0.0.1:{port}")) for _ in range(PRODUCERS)]
             tasks = [producing.create_task(produce(line, producer)) for producer, line in enumerate(lines)]
             await enough.wait()
             broker.send_signal(signal.SIGKILL)

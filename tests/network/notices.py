@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.network.cluster import CLUSTER, MASTER
-from tests.support.lines import Ear, ear
+from tests.support.connections import Ear, ear
 from tests.support.raw import Command, Registration
 
 

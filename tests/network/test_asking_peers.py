@@ -21,7 +21,7 @@ from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to, eventually
 from tests.support.raw import Form, encode
 from tests.support.raw import Request as RawRequest
 
@@ -85,13 +85,13 @@ async def host() -> AsyncIterator[Host]:
 
 
 @pytest.fixture
-async def guest(host: Host) -> AsyncIterator[AsyncLine]:
-    async with line_to(host.address) as line:
+async def guest(host: Host) -> AsyncIterator[AsyncConnection]:
+    async with connection_to(host.address) as line:
         await line.call(GREET, {"name": "guest"})
         yield line
 
 
-async def reply(line: AsyncLine, opaque: int, body: bytes = b"", code: int = 0) -> None:
+async def reply(line: AsyncConnection, opaque: int, body: bytes = b"", code: int = 0) -> None:
     await line.write(encode(RawRequest(code, body=body), opaque, form=line.form, flag=1))
 
 
@@ -100,7 +100,7 @@ async def reply(line: AsyncLine, opaque: int, body: bytes = b"", code: int = 0) 
 
 @pytest.mark.parametrize("form", ["json", "binary"])
 async def test_a_peer_is_told_something_one_way(host: Host, form: Form) -> None:
-    async with line_to(host.address, form=form) as line:
+    async with connection_to(host.address, form=form) as line:
         await line.call(GREET, {"name": "guest"})
         host.peers["guest"].send_oneway(Request(40, {"consumerGroup": "g"}, body=b"body"))
         heard = await line.receive()
@@ -109,7 +109,7 @@ async def test_a_peer_is_told_something_one_way(host: Host, form: Form) -> None:
         assert not heard.is_reply
 
 
-async def test_answers_find_their_questions_in_any_order(host: Host, guest: AsyncLine) -> None:
+async def test_answers_find_their_questions_in_any_order(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
     calls = [asyncio.ensure_future(peer.call(Request(39, {"n": str(number)}), 5)) for number in range(3)]
     heard = [await guest.receive() for _ in range(3)]
@@ -123,7 +123,9 @@ async def test_answers_find_their_questions_in_any_order(host: Host, guest: Asyn
     ]
 
 
-async def test_a_question_may_be_asked_while_the_peer_waits_for_an_answer_of_ours(host: Host, guest: AsyncLine) -> None:
+async def test_a_question_may_be_asked_while_the_peer_waits_for_an_answer_of_ours(
+    host: Host, guest: AsyncConnection
+) -> None:
     waiting = await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 5))
@@ -134,7 +136,7 @@ async def test_a_question_may_be_asked_while_the_peer_waits_for_an_answer_of_our
     assert (await guest.answer(waiting)).body == b"done"
 
 
-async def test_a_peer_that_does_not_answer_is_not_waited_for_for_ever(host: Host, guest: AsyncLine) -> None:
+async def test_a_peer_that_does_not_answer_is_not_waited_for_for_ever(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
     with pytest.raises(CallTimeoutError, match=r"did not respond to request 39 in 0\.01 s"):
         await peer.call(Request(39), 0.01)
@@ -144,7 +146,7 @@ async def test_a_peer_that_does_not_answer_is_not_waited_for_for_ever(host: Host
     assert (await guest.call(ECHO, body=b"still here")).body == b"still here"
 
 
-async def test_an_answer_that_came_while_we_stood_still_counts(host: Host, guest: AsyncLine) -> None:
+async def test_an_answer_that_came_while_we_stood_still_counts(host: Host, guest: AsyncConnection) -> None:
     call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 1))
     asked = await guest.receive()
     await reply(guest, asked.opaque, b"in time")
@@ -152,7 +154,7 @@ async def test_an_answer_that_came_while_we_stood_still_counts(host: Host, guest
     assert (await call).body == b"in time"
 
 
-async def test_a_peer_that_hangs_up_fails_the_question(host: Host, guest: AsyncLine) -> None:
+async def test_a_peer_that_hangs_up_fails_the_question(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
     call = asyncio.ensure_future(peer.call(Request(39), 5))
     await guest.receive()
@@ -166,7 +168,7 @@ async def test_a_peer_that_hangs_up_fails_the_question(host: Host, guest: AsyncL
     assert host.gone == [peer.connection]
 
 
-async def test_a_peer_has_only_so_many_questions_at_once(host: Host, guest: AsyncLine) -> None:
+async def test_a_peer_has_only_so_many_questions_at_once(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
     calls = [asyncio.ensure_future(peer.call(Request(39), 5)) for _ in range(CALLS_MAX)]
     heard = [await guest.receive() for _ in range(CALLS_MAX)]
@@ -180,7 +182,7 @@ async def test_a_peer_has_only_so_many_questions_at_once(host: Host, guest: Asyn
     await another
 
 
-async def test_a_peer_that_takes_nothing_is_told_nothing(host: Host, guest: AsyncLine) -> None:
+async def test_a_peer_that_takes_nothing_is_told_nothing(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
     guest.stop_listening()
     asked = [await guest.send(WAIT) for _ in range(16)]
@@ -199,14 +201,14 @@ async def test_a_peer_that_takes_nothing_is_told_nothing(host: Host, guest: Asyn
 # ------------------------------------------------------------------------------------------------------ answering later
 
 
-async def test_answers_given_later_reach_those_who_asked(host: Host, guest: AsyncLine) -> None:
+async def test_answers_given_later_reach_those_who_asked(host: Host, guest: AsyncConnection) -> None:
     asked = [await guest.send(WAIT) for _ in range(3)]
     assert (await guest.call(ECHO, body=b"meanwhile")).body == b"meanwhile"
     host.give_all()
     assert [(await guest.answer(opaque)).body for opaque in asked] == [b"0", b"1", b"2"]
 
 
-async def test_one_way_requests_are_not_answered_later_either(host: Host, guest: AsyncLine) -> None:
+async def test_one_way_requests_are_not_answered_later_either(host: Host, guest: AsyncConnection) -> None:
     await guest.tell(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     host.give_all()
@@ -214,17 +216,17 @@ async def test_one_way_requests_are_not_answered_later_either(host: Host, guest:
     assert guest.strays == []
 
 
-async def test_a_late_answer_for_one_who_has_gone_is_dropped(host: Host, guest: AsyncLine) -> None:
+async def test_a_late_answer_for_one_who_has_gone_is_dropped(host: Host, guest: AsyncConnection) -> None:
     await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     guest.abort()
     await eventually(lambda: len(host.gone) == 1)
     host.give_all()
-    async with line_to(host.address) as other:
+    async with connection_to(host.address) as other:
         assert (await other.call(ECHO)).code == 0
 
 
-async def test_a_late_answer_given_just_before_the_end_is_sent(host: Host, guest: AsyncLine) -> None:
+async def test_a_late_answer_given_just_before_the_end_is_sent(host: Host, guest: AsyncConnection) -> None:
     asked = await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     host.give_all(b"just in time")
@@ -236,7 +238,7 @@ async def test_a_late_answer_given_just_before_the_end_is_sent(host: Host, guest
     not str(pending_responses.__file__).endswith(".py"), reason="compiled code has its constants inlined"
 )
 async def test_who_waits_for_too_much_is_not_read_from_until_there_is_less(
-    host: Host, guest: AsyncLine, monkeypatch: pytest.MonkeyPatch
+    host: Host, guest: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_responses, "DEFERRED_MAX", 2)
     asked = [await guest.send(WAIT) for _ in range(2)]
@@ -249,7 +251,7 @@ async def test_who_waits_for_too_much_is_not_read_from_until_there_is_less(
 
 
 async def test_late_answers_that_pile_up_end_the_connection() -> None:
-    async with hosted(Limits(unsent_bytes_max=4 << 20)) as host, line_to(host.address) as slow:
+    async with hosted(Limits(unsent_bytes_max=4 << 20)) as host, connection_to(host.address) as slow:
         slow.stop_listening()
         for _ in range(40):
             await slow.send(WAIT)
@@ -272,7 +274,7 @@ async def test_a_server_that_has_its_address_turns_away_who_comes_too_early() ->
         await asyncio.open_connection("127.0.0.1", port)
     await host.server.serve()
     assert host.server.port == port
-    async with line_to(host.address) as line:
+    async with connection_to(host.address) as line:
         assert (await line.call(ECHO, body=b"now")).body == b"now"
     await host.server.stop()
 
@@ -285,7 +287,7 @@ async def test_an_address_that_somebody_else_serves_first_cannot_be_served() -> 
     with pytest.raises(BindError, match="Is another server running there"):
         await other.server.serve()
     await other.server.stop()
-    async with line_to(host.address) as line:
+    async with connection_to(host.address) as line:
         assert (await line.call(ECHO, body=b"ours")).body == b"ours"
     await host.server.stop()
 
@@ -300,7 +302,7 @@ async def test_an_address_has_one_server() -> None:
     await host.server.stop()
 
 
-async def test_a_server_that_dies_answers_nobody_and_tells_nobody(host: Host, guest: AsyncLine) -> None:
+async def test_a_server_that_dies_answers_nobody_and_tells_nobody(host: Host, guest: AsyncConnection) -> None:
     asked = await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 5))
@@ -352,7 +354,9 @@ async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered_un
     assert answered_before == [0] * BATCH_MAX + [BATCH_MAX] * more
 
 
-async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_turn(host: Host, guest: AsyncLine) -> None:
+async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_turn(
+    host: Host, guest: AsyncConnection
+) -> None:
     connection = next(iter(host.server._connections.values()))
 
     def answer_and_close(_request: Request, _peer: Peer) -> Response:
@@ -374,7 +378,7 @@ async def test_who_says_that_nothing_follows_is_still_answered(host: Host) -> No
         await eventually(lambda: not host.server._connections)
 
 
-async def test_what_a_server_asks_does_not_overtake_what_it_answered(host: Host, guest: AsyncLine) -> None:
+async def test_what_a_server_asks_does_not_overtake_what_it_answered(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
 
     def answer_and_ask(request: Request, _peer: Peer) -> Response:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.network.cluster import MASTER, NOWHERE, OTHER, SLAVE, addresses, register, topics, world
-from tests.support.lines import AsyncLine, eventually, line_to, until
+from tests.support.connections import AsyncConnection, connection_to, eventually, until
 from tests.support.raw import Request, encode
 from tests.support.servers import Running, running
 
@@ -18,7 +18,7 @@ FRAME = encode(MASTER.request, 1)
 # Silence
 
 
-async def test_a_silent_connection_lives_until_the_idle_limit(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_silent_connection_lives_until_the_idle_limit(nameserver: Running, line: AsyncConnection) -> None:
     await eventually(lambda: nameserver.connections == 1)
     nameserver.pass_time(120)
     assert await topics(line) == []
@@ -28,7 +28,9 @@ async def test_a_silent_connection_lives_until_the_idle_limit(nameserver: Runnin
 
 
 @pytest.mark.parametrize("one_way", [False, True])
-async def test_every_request_counts_as_a_sign_of_life(nameserver: Running, line: AsyncLine, one_way: bool) -> None:
+async def test_every_request_counts_as_a_sign_of_life(
+    nameserver: Running, line: AsyncConnection, one_way: bool
+) -> None:
     for _ in range(3):
         nameserver.pass_time(100)
         if one_way:
@@ -39,7 +41,7 @@ async def test_every_request_counts_as_a_sign_of_life(nameserver: Running, line:
 
 
 async def test_an_idle_connection_is_no_ones_fault(
-    nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture
+    nameserver: Running, line: AsyncConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     await line.call(206)
     nameserver.pass_time(121)
@@ -49,13 +51,13 @@ async def test_an_idle_connection_is_no_ones_fault(
 
 
 async def test_without_an_idle_limit_silence_may_last(tmp_path: Path) -> None:
-    async with running(tmp_path, idle_timeout_s=0) as here, line_to(here.address) as line:
+    async with running(tmp_path, idle_timeout_s=0) as here, connection_to(here.address) as line:
         await line.call(206)
         here.pass_time(10_000)
         assert (await line.call(206)).code == 0
 
 
-async def test_a_frame_that_drips_in_does_not_count_as_activity(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_frame_that_drips_in_does_not_count_as_activity(nameserver: Running, line: AsyncConnection) -> None:
     await line.call(206)
     (connection,) = nameserver.remoting._connections.values()
     buffered = connection._conversation.decoder
@@ -70,7 +72,7 @@ async def test_a_frame_that_drips_in_does_not_count_as_activity(nameserver: Runn
     await eventually(lambda: nameserver.buffered_bytes == 0)
 
 
-async def test_a_connection_that_begins_and_stalls_has_little_time(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_connection_that_begins_and_stalls_has_little_time(nameserver: Running, line: AsyncConnection) -> None:
     nameserver.pass_time(60)  # counted from its first byte on
     await line.write(FRAME[:5])
     await eventually(lambda: nameserver.buffered_bytes == 5)
@@ -80,7 +82,7 @@ async def test_a_connection_that_begins_and_stalls_has_little_time(nameserver: R
     await line.until_closed()
 
 
-async def test_a_connection_that_begins_in_time_goes_on(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_connection_that_begins_in_time_goes_on(nameserver: Running, line: AsyncConnection) -> None:
     await line.write(FRAME[:5])
     await eventually(lambda: nameserver.buffered_bytes == 5)
     nameserver.pass_time(9)
@@ -90,10 +92,12 @@ async def test_a_connection_that_begins_in_time_goes_on(nameserver: Running, lin
     assert (await line.call(206)).code == 0
 
 
-async def test_a_sweep_that_comes_late_closes_nobody_before_it_has_read(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_sweep_that_comes_late_closes_nobody_before_it_has_read(
+    nameserver: Running, line: AsyncConnection
+) -> None:
     """This process stood still: what peers said meanwhile waits in their sockets, and is read before the next one."""
     await line.call(206)
-    async with line_to(nameserver.address) as silent:
+    async with connection_to(nameserver.address) as silent:
         await silent.call(206)
         nameserver.pass_time(1)
         nameserver.clock.advance(300)
@@ -108,8 +112,8 @@ async def test_a_sweep_that_comes_late_closes_nobody_before_it_has_read(nameserv
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-async def test_a_broker_goes_with_its_connection_at_once(nameserver: Running, line: AsyncLine, end: str) -> None:
-    async with line_to(nameserver.address) as broker:
+async def test_a_broker_goes_with_its_connection_at_once(nameserver: Running, line: AsyncConnection, end: str) -> None:
+    async with connection_to(nameserver.address) as broker:
         await register(broker, MASTER)
         assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
         if end == "abort":
@@ -119,13 +123,13 @@ async def test_a_broker_goes_with_its_connection_at_once(nameserver: Running, li
     assert (await line.call(304)).value == {"topicList": []}
 
 
-async def is_gone(line: AsyncLine, topic: str = "TopicA") -> bool:
+async def is_gone(line: AsyncConnection, topic: str = "TopicA") -> bool:
     return await addresses(line, topic) == {}
 
 
-async def test_a_broker_that_is_idle_goes_with_its_connection(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_broker_that_is_idle_goes_with_its_connection(nameserver: Running, line: AsyncConnection) -> None:
     await line.call(206)
-    async with line_to(nameserver.address) as broker:
+    async with connection_to(nameserver.address) as broker:
         await register(broker, MASTER.but(heartbeat_ms=1_000_000))
         nameserver.pass_time(60)
         await line.call(206)
@@ -134,9 +138,9 @@ async def test_a_broker_that_is_idle_goes_with_its_connection(nameserver: Runnin
         assert await is_gone(line)
 
 
-async def test_all_brokers_of_a_container_go_with_their_connection(nameserver: Running, line: AsyncLine) -> None:
+async def test_all_brokers_of_a_container_go_with_their_connection(nameserver: Running, line: AsyncConnection) -> None:
     await register(line, SLAVE)
-    async with line_to(nameserver.address) as container:
+    async with connection_to(nameserver.address) as container:
         await register(container, MASTER, OTHER)
         assert set(await addresses(line)) == {"broker-a", "broker-b"}
     await until(lambda: is_gone(line, "TopicC"))
@@ -144,8 +148,8 @@ async def test_all_brokers_of_a_container_go_with_their_connection(nameserver: R
 
 
 async def test_the_late_end_of_an_old_connection_does_not_end_a_broker_that_came_back(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as new:
-        async with line_to(nameserver.address) as old:
+    async with connection_to(nameserver.address) as new:
+        async with connection_to(nameserver.address) as old:
             await register(old, MASTER)
             await register(new, MASTER)
         await eventually(lambda: nameserver.connections == 1)
@@ -153,9 +157,9 @@ async def test_the_late_end_of_an_old_connection_does_not_end_a_broker_that_came
 
 
 async def test_a_connection_closed_for_bad_bytes_takes_its_brokers_with_it(
-    nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture
+    nameserver: Running, line: AsyncConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with line_to(nameserver.address) as broker:
+    async with connection_to(nameserver.address) as broker:
         await register(broker, MASTER)
         await broker.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await broker.until_closed()
@@ -174,22 +178,24 @@ async def test_a_connection_closed_for_bad_bytes_takes_its_brokers_with_it(
         b"\x00\x00\x00\x08\x01\x00\x00\x04abcd" + bytes(4),  # no binary header
     ],
 )
-async def test_what_came_before_bad_bytes_is_answered_and_what_comes_after_is_not(line: AsyncLine, bad: bytes) -> None:
+async def test_what_came_before_bad_bytes_is_answered_and_what_comes_after_is_not(
+    line: AsyncConnection, bad: bytes
+) -> None:
     await line.write(encode(MASTER.request, 1) + encode(Request(206), 2) + bad + encode(Request(206), 3))
     await line.until_closed()
     assert [answer.opaque for answer in line.strays] == [1, 2]
 
 
 async def test_connections_beyond_the_limit_are_turned_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with running(tmp_path, connections_max=2) as here, line_to(here.address) as line:
-        async with line_to(here.address) as second:
+    async with running(tmp_path, connections_max=2) as here, connection_to(here.address) as line:
+        async with connection_to(here.address) as second:
             assert [await topics(line), await topics(second)] == [[], []]
             for _ in range(5):
-                async with line_to(here.address) as third:
+                async with connection_to(here.address) as third:
                     await third.until_closed()
             assert await topics(second) == []
         await eventually(lambda: here.connections == 1)
-        async with line_to(here.address) as again:
+        async with connection_to(here.address) as again:
             assert await topics(again) == []
     warned = [record for record in caplog.records if "turned away" in record.getMessage()]
     assert len(warned) == 3  # the 1st, the 2nd and the 4th

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tests.network.cluster import CLUSTER, MASTER, NOWHERE, OTHER, SLAVE, addresses, register, topics, world
-from tests.support.lines import AsyncLine, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import VERSION_4, VERSION_5, Form, Request, encode, frame
 from tests.support.servers import Running
 
@@ -22,7 +22,7 @@ FORMS: tuple[Form, ...] = ("json", "binary")
 async def test_an_unknown_code_is_answered_with_javas_text_and_its_leading_blank(
     nameserver: Running, form: Form, version: int
 ) -> None:
-    async with line_to(nameserver.address, form=form) as line:
+    async with connection_to(nameserver.address, form=form) as line:
         answer = await line.call(Request(9999, {"topic": "TopicA"}, b"body", version))
         assert (answer.code, answer.remark, answer.form) == (3, " request type 9999 not supported", form)
         assert (answer.fields, answer.body) == ({}, b"")
@@ -31,7 +31,7 @@ async def test_an_unknown_code_is_answered_with_javas_text_and_its_leading_blank
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_one_way_request_is_carried_out_and_never_answered(nameserver: Running, form: Form) -> None:
-    async with line_to(nameserver.address, form=form) as line:
+    async with connection_to(nameserver.address, form=form) as line:
         await line.tell(MASTER.request)
         await line.tell(9999)
         await line.tell(103, {"brokerName": "broker-b"})
@@ -41,7 +41,7 @@ async def test_a_one_way_request_is_carried_out_and_never_answered(nameserver: R
         assert line.strays == []
 
 
-async def test_a_response_from_a_peer_is_dropped(line: AsyncLine) -> None:
+async def test_a_response_from_a_peer_is_dropped(line: AsyncConnection) -> None:
     await register(line, MASTER)
     for flag in (1, 3):
         await line.send(MASTER.unregistration, flag=flag)
@@ -52,7 +52,7 @@ async def test_a_response_from_a_peer_is_dropped(line: AsyncLine) -> None:
 # Order
 
 
-async def test_pipelined_requests_take_effect_in_order(line: AsyncLine) -> None:
+async def test_pipelined_requests_take_effect_in_order(line: AsyncConnection) -> None:
     question = Request(105, {"topic": "TopicA"})
     conversation = [
         question,
@@ -74,7 +74,7 @@ async def test_pipelined_requests_take_effect_in_order(line: AsyncLine) -> None:
     assert seen == [master, {**master, **slave}, slave]
 
 
-async def test_requests_may_be_cut_anywhere_and_glued_together(line: AsyncLine) -> None:
+async def test_requests_may_be_cut_anywhere_and_glued_together(line: AsyncConnection) -> None:
     stream = b"".join(encode(request, at) for at, request in enumerate([MASTER.request, OTHER.request] * 4))
     for at in range(0, len(stream), 7):
         await line.write(stream[at : at + 7])
@@ -82,7 +82,7 @@ async def test_requests_may_be_cut_anywhere_and_glued_together(line: AsyncLine) 
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}, "broker-b": {"0": "10.0.0.3:10911"}}
 
 
-async def test_both_header_forms_may_be_mixed_on_one_connection(line: AsyncLine) -> None:
+async def test_both_header_forms_may_be_mixed_on_one_connection(line: AsyncConnection) -> None:
     await line.write(encode(Request(206), 1, form="binary") + encode(Request(206), 2) + encode(Request(206), 3))
     assert [((answer := await line.receive()).opaque, answer.form) for _ in range(3)] == [
         (1, "binary"),
@@ -91,8 +91,8 @@ async def test_both_header_forms_may_be_mixed_on_one_connection(line: AsyncLine)
     ]
 
 
-async def test_two_connections_may_use_the_same_numbers(nameserver: Running, line: AsyncLine) -> None:
-    async with line_to(nameserver.address) as other:
+async def test_two_connections_may_use_the_same_numbers(nameserver: Running, line: AsyncConnection) -> None:
+    async with connection_to(nameserver.address) as other:
         for at in range(3):
             assert await line.send(Request(206)) == await other.send(Request(304)) == at + 1
         for at in range(3):
@@ -100,7 +100,7 @@ async def test_two_connections_may_use_the_same_numbers(nameserver: Running, lin
             assert (await other.answer(at + 1)).value == {"topicList": []}
 
 
-async def test_a_request_that_stops_halfway_is_answered_after_its_other_half(line: AsyncLine) -> None:
+async def test_a_request_that_stops_halfway_is_answered_after_its_other_half(line: AsyncConnection) -> None:
     whole = encode(MASTER.request, 1)
     await line.write(encode(Request(206), 0) + whole[:-1])
     assert (await line.receive()).opaque == 0
@@ -109,7 +109,7 @@ async def test_a_request_that_stops_halfway_is_answered_after_its_other_half(lin
 
 
 async def test_a_peer_that_closes_its_half_is_still_answered(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         question = await line.send(Request(206))
         line.say_no_more()
         assert (await line.answer(question)).code == 0
@@ -148,7 +148,7 @@ def refusals(code: int, missing: str) -> set[str]:
 @pytest.mark.parametrize(
     ("code", "missing"), [(code, name) for code, fields in REQUIRED.items() for name in fields], ids=str
 )
-async def test_a_missing_field_is_named_and_nothing_is_done(line: AsyncLine, code: int, missing: str) -> None:
+async def test_a_missing_field_is_named_and_nothing_is_done(line: AsyncConnection, code: int, missing: str) -> None:
     fields = {name: value for name, value in REQUIRED[code].items() if name != missing}
     answer = await line.call(code, fields, MASTER.body if code == 103 else b"")
     assert answer.code == 1
@@ -158,7 +158,7 @@ async def test_a_missing_field_is_named_and_nothing_is_done(line: AsyncLine, cod
 
 
 @pytest.mark.parametrize("code", REQUIRED)
-async def test_a_request_without_any_fields_is_refused_in_words(line: AsyncLine, code: int) -> None:
+async def test_a_request_without_any_fields_is_refused_in_words(line: AsyncConnection, code: int) -> None:
     for header in (f'{{"code":{code},"version":479}}', f'{{"code":{code},"extFields":null,"version":479}}'):
         await line.write(frame(header.encode()))
         answer = await line.receive()
@@ -177,7 +177,7 @@ async def test_a_request_without_any_fields_is_refused_in_words(line: AsyncLine,
         (104, "brokerId", ""),
     ],
 )
-async def test_a_malformed_number_is_refused_by_name(line: AsyncLine, code: int, field: str, value: str) -> None:
+async def test_a_malformed_number_is_refused_by_name(line: AsyncConnection, code: int, field: str, value: str) -> None:
     fields = {**MASTER.request.fields, field: value}
     answer = await line.call(code, fields, MASTER.body if code == 103 else b"")
     assert answer.code == 1
@@ -196,7 +196,7 @@ async def test_a_malformed_number_is_refused_by_name(line: AsyncLine, code: int,
     ],
 )
 async def test_a_name_that_could_forge_a_log_line_is_refused(
-    line: AsyncLine, caplog: pytest.LogCaptureFixture, code: int, field: str
+    line: AsyncConnection, caplog: pytest.LogCaptureFixture, code: int, field: str
 ) -> None:
     forged = "x\nERROR all is lost\x1b[2J"
     fields = {**MASTER.request.fields, "topic": "TopicA", "cluster": CLUSTER, field: forged}
@@ -208,7 +208,7 @@ async def test_a_name_that_could_forge_a_log_line_is_refused(
 
 
 async def test_a_peer_that_errs_again_and_again_does_not_flood_the_log(
-    line: AsyncLine, caplog: pytest.LogCaptureFixture
+    line: AsyncConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(20):
         assert (await line.call(105)).code == 1
@@ -217,17 +217,17 @@ async def test_a_peer_that_errs_again_and_again_does_not_flood_the_log(
 
 
 async def test_one_peers_mistakes_do_not_hide_anothers(
-    nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture
+    nameserver: Running, line: AsyncConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(20):
         await line.call(105)
     caplog.clear()
-    async with line_to(nameserver.address) as other:
+    async with connection_to(nameserver.address) as other:
         assert (await other.call(105)).code == 1
         assert f"peer={other.own_address}" in caplog.text
 
 
-async def test_after_a_refusal_the_connection_goes_on(line: AsyncLine) -> None:
+async def test_after_a_refusal_the_connection_goes_on(line: AsyncConnection) -> None:
     assert (await line.call(105)).remark == "topic is required"
     await register(line, MASTER)
     assert await topics(line) == ["TopicA", "TopicB"]

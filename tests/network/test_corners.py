@@ -15,7 +15,7 @@ from tests.network.certificates import Files, client_of
 from tests.network.cluster import MASTER, addresses, register, route
 from tests.network.test_limits import LONG_LIST, big_registration, slow_to_read, slow_to_send
 from tests.network.test_listening import unstarted
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to, eventually
 from tests.support.raw import Request, encode, frame, split_address
 from tests.support.servers import Running, running
 
@@ -43,12 +43,12 @@ async def test_a_bad_header_among_requests_that_wait_ends_the_connection_in_its_
 async def test_a_goodbye_over_tls_ends_the_connection_at_once(tmp_path: Path) -> None:
     authority = trustme.CA()
     tls = Files(tmp_path / "tls", authority).settings()
-    async with running(tmp_path, tls=tls) as here, line_to(here.address) as plain:
+    async with running(tmp_path, tls=tls) as here, connection_to(here.address) as plain:
         host, port = split_address(here.address)
         reader, writer = await asyncio.open_connection(
             host, port, ssl=client_of(authority), server_hostname="localhost", ssl_shutdown_timeout=30
         )
-        await register(AsyncLine(reader, writer), MASTER)
+        await register(AsyncConnection(reader, writer), MASTER)
         writer.close()  # says close_notify, and waits for the other side's before it closes the socket
         await eventually(lambda: here.connections == 1)
         assert await addresses(plain) == {}
@@ -56,7 +56,7 @@ async def test_a_goodbye_over_tls_ends_the_connection_at_once(tmp_path: Path) ->
 
 
 async def test_a_number_with_a_leading_zero_is_malformed_however_often_it_was_asked(
-    nameserver: Running, line: AsyncLine
+    nameserver: Running, line: AsyncConnection
 ) -> None:
     await register(line, MASTER)
     well = b'{"code":105,"extFields":{"topic":"TopicA"},"opaque":111,"version":479}'
@@ -72,7 +72,7 @@ async def test_a_test_environment_that_names_itself_as_production_does_not_ask_f
     own = f"127.0.0.1:{port}"
     looping = running(tmp_path, cluster_test=True, listen_port=port, upstream=[own], connect_timeout_s=0.2)
     async with looping as here:
-        async with line_to(own) as line:
+        async with connection_to(own) as line:
             assert (await route(line, "Nowhere")).code == 17
         await eventually(lambda: len(here.remoting._tasks) == 1)  # today: 1024 questions under way, for ever
 

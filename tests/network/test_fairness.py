@@ -26,7 +26,7 @@ from skyroute.wire.fast_path import PreparedResponse
 from tests.network.certificates import client_that_trusts_anyone
 from tests.support import raw
 from tests.support.clock import ManualClock
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to, eventually
 
 DEAR, DEARER, CHEAP, LASTING, LONG_CHANGE, EFFECT = range(10001, 10007)
 QUESTION: Final = int(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
@@ -136,20 +136,20 @@ def many(code: int, count: int, *, flag: int = 0) -> bytes:
     return b"".join(raw.encode(raw.Request(code), number, flag=flag) for number in range(1, count + 1))
 
 
-async def be_known(line: AsyncLine) -> None:
+async def be_known(line: AsyncConnection) -> None:
     """Ask for little, often enough that little is expected."""
     for _ in range(30):
         await line.call(CHEAP)
 
 
 @asynccontextmanager
-async def lines(asked: Asked, count: int) -> AsyncIterator[list[AsyncLine]]:
+async def lines(asked: Asked, count: int) -> AsyncIterator[list[AsyncConnection]]:
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(line_to(asked.address)) for _ in range(count)]
+        yield [await stack.enter_async_context(connection_to(asked.address)) for _ in range(count)]
 
 
 async def test_everything_one_peer_asked_is_answered_in_order(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         sending = asyncio.ensure_future(line.write(many(DEAR, 3_000)))
         assert [(await line.receive()).opaque for _ in range(3_000)] == list(range(1, 3_001))
         await sending
@@ -181,7 +181,7 @@ async def test_a_peer_is_answered_while_a_hundred_ask_for_much(asked: Asked) -> 
             await polite.call(CHEAP)
             assert asked.dear - before <= 3 * A_TURN
         assert asked.dear < 50_000
-        async with line_to(asked.address) as late:
+        async with connection_to(asked.address) as late:
             before = asked.dear
             await late.call(CHEAP)
             assert asked.dear - before <= 6 * A_TURN, "one that came later is answered soon, too"
@@ -201,7 +201,7 @@ async def test_those_that_ask_for_much_get_the_same(asked: Asked) -> None:
 
 
 async def test_a_peer_that_asked_for_much_waits_until_it_asked_for_less(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await be_known(line)
         (connection,) = asked.server._connections.values()
         waits = []
@@ -226,7 +226,7 @@ async def test_answers_that_are_ready_count_as_well(asked: Asked) -> None:
 
 
 async def test_requests_are_answered_after_the_peer_has_said_that_nothing_follows(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.write(many(DEAR, 300))
         line.say_no_more()
         assert [(await line.receive()).opaque for _ in range(300)] == list(range(1, 301))
@@ -235,13 +235,13 @@ async def test_requests_are_answered_after_the_peer_has_said_that_nothing_follow
 
 
 async def test_requests_in_tls_are_answered_in_order_as_well(asked: Asked) -> None:
-    async with line_to(asked.address, tls=client_that_trusts_anyone()) as line:
+    async with connection_to(asked.address, tls=client_that_trusts_anyone()) as line:
         await line.write(many(DEAR, 300))
         assert [(await line.receive()).opaque for _ in range(300)] == list(range(1, 301))
 
 
 async def test_what_waits_before_a_broken_frame_is_answered(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.write(many(DEAR, 300) + bytes(40))
         await line.until_closed()
         assert [stray.opaque for stray in line.strays] == list(range(1, 301))
@@ -251,7 +251,7 @@ async def test_what_waits_before_a_broken_frame_is_answered(asked: Asked) -> Non
 
 
 async def test_a_question_that_wants_no_answer_is_not_carried_out(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.write(many(QUESTION, 100, flag=2))
         assert (await line.call(CHEAP)).code == 0
         assert asked.order == []
@@ -260,7 +260,7 @@ async def test_a_question_that_wants_no_answer_is_not_carried_out(asked: Asked) 
 
 
 async def test_what_has_an_effect_is_carried_out_one_way(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.write(many(EFFECT, 100, flag=2))
         assert (await line.call(CHEAP)).code == 0
         assert len(asked.order) == 100
@@ -280,13 +280,13 @@ async def test_long_work_ends_with_its_connection(asked: Asked) -> None:
     await eventually(lambda: asked.server.buffered_bytes == 0)
     assert asked.closed[0] == number
     done = len(asked.order)
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.call(CHEAP)
         assert len(asked.order) == done
 
 
 async def test_a_long_change_is_finished_though_its_connection_has_ended(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.send(LONG_CHANGE)
         await eventually(lambda: asked.change_steps > 3)
     await eventually(lambda: asked.server.connection_count == 0)

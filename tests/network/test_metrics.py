@@ -23,7 +23,7 @@ from skyroute.settings.errors import ConfigError
 from tests.network.cluster import MASTER, OTHER, SLAVE, addresses, register
 from tests.network.test_watch import broker, parked, watch
 from tests.support.apache import free_port
-from tests.support.lines import eventually, line_to
+from tests.support.connections import connection_to, eventually
 from tests.support.raw import Request, Topic, split_address
 from tests.support.scraping import Scrape, exchange, listed, page, scrape, told
 from tests.support.servers import Running, own_files, running
@@ -57,7 +57,7 @@ def requests(seen: Scrape) -> dict[tuple[str, str], float]:
 
 
 async def test_every_request_is_counted_by_what_became_of_it(tmp_path: Path) -> None:
-    async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path) as (here, pages), connection_to(here.address) as line:
         await register(line, MASTER, OTHER)
         await line.tell(SLAVE.request)
         for _ in range(5):  # the first is looked up, the others are known by their bytes
@@ -81,7 +81,7 @@ async def test_every_request_is_counted_by_what_became_of_it(tmp_path: Path) -> 
 
 
 async def test_an_answer_that_takes_a_while_is_counted_when_it_is_given(tmp_path: Path) -> None:
-    async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path) as (here, pages), connection_to(here.address) as line:
         assert len(MANY.request.body) > 64 * 1024
         assert (await line.call(MANY.request)).code == 0
         broken = Request(103, MANY.request.fields, MANY.request.body[:-1000])
@@ -90,7 +90,7 @@ async def test_an_answer_that_takes_a_while_is_counted_when_it_is_given(tmp_path
 
 
 async def test_time_is_told_in_seconds(tmp_path: Path) -> None:
-    async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path) as (here, pages), connection_to(here.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first))
         await eventually(lambda: parked(here) == 1)
@@ -116,7 +116,11 @@ async def test_whoever_does_not_ask_for_metrics_does_not_pay_for_them(nameserver
 
 
 async def test_what_the_table_holds_and_how_it_changed(tmp_path: Path) -> None:
-    async with watched(tmp_path) as (here, pages), line_to(here.address) as line, line_to(here.address) as gone:
+    async with (
+        watched(tmp_path) as (here, pages),
+        connection_to(here.address) as line,
+        connection_to(here.address) as gone,
+    ):
         await register(line, MASTER, SLAVE)
         await register(gone, OTHER)
         assert (await line.call(100, {"namespace": "n", "key": "k", "value": "v"})).code == 0
@@ -152,7 +156,7 @@ async def test_a_table_without_brokers_has_no_lease_that_is_about_to_end(tmp_pat
 
 
 async def test_the_mass_expiry_guard_says_whom_it_holds(tmp_path: Path) -> None:
-    async with watched(tmp_path, mass_expiry_percent=30) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path, mass_expiry_percent=30) as (here, pages), connection_to(here.address) as line:
         await register(line, MASTER, OTHER)
         here.pass_time(125, sweeps=False)
         seen = await scrape(pages)
@@ -175,9 +179,9 @@ async def test_a_scan_that_comes_late_is_counted(tmp_path: Path) -> None:
 
 async def test_answers_from_before_a_restart_are_counted_until_brokers_are_heard_from(tmp_path: Path) -> None:
     memory: dict[str, Any] = {"memory_path": str(tmp_path / "memory")}
-    async with running(tmp_path, **memory) as here, line_to(here.address) as line:
+    async with running(tmp_path, **memory) as here, connection_to(here.address) as line:
         await register(line, MASTER, OTHER)
-    async with watched(tmp_path, **memory) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path, **memory) as (here, pages), connection_to(here.address) as line:
         for _ in range(3):
             await addresses(line)
         seen = await scrape(pages)
@@ -191,7 +195,7 @@ async def test_answers_from_before_a_restart_are_counted_until_brokers_are_heard
 
 
 async def test_a_change_wakes_only_its_watchers_and_is_counted(tmp_path: Path) -> None:
-    async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path) as (here, pages), connection_to(here.address) as line:
         first = await line.call(watch("A"))
         for topics in (("A",), ("B",), ()):
             await line.send(watch(*topics, after=first))
@@ -205,7 +209,7 @@ async def test_a_change_wakes_only_its_watchers_and_is_counted(tmp_path: Path) -
 async def test_journal_and_snapshot_tell_how_far_they_are(tmp_path: Path) -> None:
     async with (
         watched(tmp_path, memory_path=str(tmp_path / "memory"), snapshot_interval_seconds=1000) as (here, pages),
-        line_to(here.address) as line,
+        connection_to(here.address) as line,
     ):
         await register(line, MASTER)
         memory = here.server._memory
@@ -227,7 +231,10 @@ async def test_journal_and_snapshot_tell_how_far_they_are(tmp_path: Path) -> Non
 
 
 async def test_a_snapshot_that_the_disk_refuses_is_counted(tmp_path: Path) -> None:
-    async with watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages), line_to(here.address) as line:
+    async with (
+        watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages),
+        connection_to(here.address) as line,
+    ):
         await register(line, MASTER)
         memory = here.server._memory
         assert memory is not None
@@ -260,7 +267,7 @@ async def test_a_server_that_waits_for_its_brokers_is_alive_and_not_ready(tmp_pa
 async def test_a_server_that_stops_is_not_ready_while_it_still_serves(tmp_path: Path) -> None:
     settings = {"graceful_shutdown": True, "shutdown_wait_s": 600}
     async with watched(tmp_path, **settings) as (here, pages):
-        async with line_to(here.address) as line:
+        async with connection_to(here.address) as line:
             await register(line, MASTER)
             stopping = asyncio.create_task(here.server.stop())
             await asyncio.sleep(0)
@@ -414,7 +421,7 @@ async def test_a_missing_extra_is_told_with_what_to_install(tmp_path: Path, monk
 async def test_every_metric_is_listed_and_every_listed_metric_is_there(tmp_path: Path) -> None:
     async with (
         watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages),
-        line_to(here.address) as line,
+        connection_to(here.address) as line,
     ):
         await register(line, MASTER)
         memory = here.server._memory

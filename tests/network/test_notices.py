@@ -9,7 +9,7 @@ import pytest
 
 from tests.network.cluster import register
 from tests.network.notices import at, contents, ears, full_queue, gained, lost
-from tests.support.lines import AsyncLine, ear, line_to, until
+from tests.support.connections import AsyncConnection, connection_to, ear, until
 from tests.support.servers import Running, running
 
 
@@ -19,7 +19,7 @@ async def nameserver(tmp_path: Path) -> AsyncIterator[Running]:
         yield here
 
 
-async def test_the_others_are_told_of_a_newcomer_with_a_smaller_id(line: AsyncLine) -> None:
+async def test_the_others_are_told_of_a_newcomer_with_a_smaller_id(line: AsyncConnection) -> None:
     async with ears(3) as (first, second, third):
         slave, other, master = at(first.address, 1), at(second.address, 2), at(third.address, 0)
         await register(line, other, slave, master)
@@ -33,8 +33,8 @@ async def test_the_others_are_told_of_a_newcomer_with_a_smaller_id(line: AsyncLi
 
 
 @pytest.mark.parametrize("end", ["goodbye", "connection", "lease"])
-async def test_all_that_are_left_are_told_of_a_loss(nameserver: Running, line: AsyncLine, end: str) -> None:
-    async with ears(2) as (first, second), line_to(nameserver.address) as masters:
+async def test_all_that_are_left_are_told_of_a_loss(nameserver: Running, line: AsyncConnection, end: str) -> None:
+    async with ears(2) as (first, second), connection_to(nameserver.address) as masters:
         master, slave, other = at("127.0.0.1:1", 0), at(first.address, 1), at(second.address, 2)
         await register(masters, master.but(heartbeat_ms=10_000))
         await register(line, slave, other)
@@ -48,7 +48,7 @@ async def test_all_that_are_left_are_told_of_a_loss(nameserver: Running, line: A
         assert contents(await second.hear()) == lost(master, slave)
 
 
-async def test_a_broker_hears_of_changes_in_the_order_they_happened(line: AsyncLine) -> None:
+async def test_a_broker_hears_of_changes_in_the_order_they_happened(line: AsyncConnection) -> None:
     async with ear() as slaves:
         slave, master = at(slaves.address, 1), at("127.0.0.1:1", 0)
         await register(line, slave)
@@ -60,7 +60,7 @@ async def test_a_broker_hears_of_changes_in_the_order_they_happened(line: AsyncL
         assert [contents(await slaves.hear()) for _ in expected] == expected
 
 
-async def test_a_role_switch_is_told_to_the_others(line: AsyncLine) -> None:
+async def test_a_role_switch_is_told_to_the_others(line: AsyncConnection) -> None:
     async with ears(2) as (first, second):
         one, two = at(first.address, 1), at(second.address, 2)
         await register(line, one, two)
@@ -68,7 +68,7 @@ async def test_a_role_switch_is_told_to_the_others(line: AsyncLine) -> None:
         assert contents(await first.hear()) == gained(at(second.address, 0))
 
 
-async def test_groups_without_acting_masters_are_told_nothing(line: AsyncLine) -> None:
+async def test_groups_without_acting_masters_are_told_nothing(line: AsyncConnection) -> None:
     async with ear() as slaves:
         quiet = at(slaves.address, 1, acting=False)
         await register(line, quiet, at("127.0.0.1:1", 0, acting=False))
@@ -81,7 +81,7 @@ async def test_groups_without_acting_masters_are_told_nothing(line: AsyncLine) -
         assert slaves.is_silent
 
 
-async def test_nothing_is_told_unless_that_is_wanted(line: AsyncLine) -> None:
+async def test_nothing_is_told_unless_that_is_wanted(line: AsyncConnection) -> None:
     async with ear() as slaves:
         slave, master = at(slaves.address, 1), at("127.0.0.1:1", 0)
         await line.call(318, body=b"notifyMinBrokerIdChanged=false")
@@ -110,7 +110,7 @@ NONSENSE = [
 
 
 async def test_a_notice_to_a_nonsensical_address_is_dropped_in_one_line(
-    line: AsyncLine, caplog: pytest.LogCaptureFixture
+    line: AsyncConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ear() as good:
         others = [at(address, 10 + number) for number, address in enumerate(NONSENSE)]
@@ -129,7 +129,7 @@ async def test_a_notice_to_a_nonsensical_address_is_dropped_in_one_line(
 
 
 async def test_a_broker_that_is_away_does_not_keep_others_from_hearing(
-    line: AsyncLine, caplog: pytest.LogCaptureFixture
+    line: AsyncConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ear() as away:
         pass
@@ -147,7 +147,7 @@ async def test_a_broker_that_is_away_does_not_keep_others_from_hearing(
 
 async def test_a_broker_that_takes_no_connection_does_not_delay_others(tmp_path: Path) -> None:
     patient = running(tmp_path, notify_min_broker_id_changed=True, connect_timeout_s=600.0)
-    async with patient as nameserver, line_to(nameserver.address) as line, ear() as here, full_queue() as hanging:
+    async with patient as nameserver, connection_to(nameserver.address) as line, ear() as here, full_queue() as hanging:
         master, slave, stuck = at("127.0.0.1:1", 0), at(here.address, 3), at(hanging, 2)
         await register(line, slave, stuck, master)
         assert contents(await here.hear()) == gained(stuck)
@@ -156,7 +156,7 @@ async def test_a_broker_that_takes_no_connection_does_not_delay_others(tmp_path:
         assert contents(await here.hear()) == lost(master, stuck)
 
 
-async def test_a_broker_that_hung_up_is_called_again(line: AsyncLine) -> None:
+async def test_a_broker_that_hung_up_is_called_again(line: AsyncConnection) -> None:
     async with ear() as slaves:
         slave, master = at(slaves.address, 1), at("127.0.0.1:1", 0)
         await register(line, slave, master)
@@ -171,7 +171,9 @@ async def test_a_broker_that_hung_up_is_called_again(line: AsyncLine) -> None:
         await until(hears_again)
 
 
-async def test_a_server_that_stops_leaves_no_connection_to_brokers_open(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_server_that_stops_leaves_no_connection_to_brokers_open(
+    nameserver: Running, line: AsyncConnection
+) -> None:
     async with ear() as slaves:
         master = at("127.0.0.1:1", 0)
         await register(line, at(slaves.address, 1), master)

@@ -13,7 +13,7 @@ import trustme
 from skyroute.remoting.tls_settings import TlsMode
 from tests.network.certificates import Files, client_of, client_that_trusts_anyone
 from tests.network.cluster import MASTER, addresses, register
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to, eventually
 from tests.support.raw import Request, encode
 from tests.support.servers import Running, running
 
@@ -54,7 +54,9 @@ async def nameserver(tmp_path: Path) -> AsyncIterator[Running]:
         yield here
 
 
-async def shows(nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture, shown: str | None) -> None:
+async def shows(
+    nameserver: Running, line: AsyncConnection, caplog: pytest.LogCaptureFixture, shown: str | None
+) -> None:
     """The peer is served, and appears in the log as it should."""
     await register(line, MASTER)
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
@@ -67,7 +69,7 @@ async def shows(nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureF
 async def test_a_peer_behind_a_proxy_is_shown_by_its_own_address(
     nameserver: Running, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
 ) -> None:
-    async with line_to(nameserver.address, prologue=header) as line:
+    async with connection_to(nameserver.address, prologue=header) as line:
         await shows(nameserver, line, caplog, shown)
 
 
@@ -75,7 +77,7 @@ async def test_a_peer_behind_a_proxy_is_shown_by_its_own_address(
 async def test_tls_may_follow(
     nameserver: Running, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
 ) -> None:
-    async with line_to(nameserver.address, prologue=header, tls=client_that_trusts_anyone()) as line:
+    async with connection_to(nameserver.address, prologue=header, tls=client_that_trusts_anyone()) as line:
         await shows(nameserver, line, caplog, shown)
 
 
@@ -86,8 +88,8 @@ async def test_a_header_from_an_address_that_is_not_trusted_ends_the_connection(
 ) -> None:
     async with (
         running(tmp_path, trusted_proxies=trusted) as here,
-        line_to(here.address) as line,
-        line_to(here.address) as other,
+        connection_to(here.address) as line,
+        connection_to(here.address) as other,
     ):
         await line.write(header[:30] + encode(Request(206), 1))
         await line.until_closed()
@@ -102,9 +104,9 @@ async def test_tls_must_follow_where_it_is_demanded(tmp_path: Path) -> None:
     tls = Files(tmp_path / "tls", authority).settings(mode=TlsMode.ENFORCING)
     header = v1("TCP4 203.0.113.7 192.0.2.1 4711 9876")
     async with running(tmp_path, tls=tls, trusted_proxies="127.0.0.1") as here:
-        async with line_to(here.address, prologue=header, tls=client_of(authority)) as line:
+        async with connection_to(here.address, prologue=header, tls=client_of(authority)) as line:
             await register(line, MASTER)
-        async with line_to(here.address, prologue=header) as line:
+        async with connection_to(here.address, prologue=header) as line:
             await line.send(206)
             await line.until_closed()
             assert line.strays == []
@@ -112,7 +114,7 @@ async def test_tls_must_follow_where_it_is_demanded(tmp_path: Path) -> None:
 
 @headers
 async def test_the_header_may_come_in_pieces_and_with_the_first_request(
-    line: AsyncLine, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
+    line: AsyncConnection, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
 ) -> None:
     stream = header + encode(Request(205, {"brokerName": "broker-a"}), 1)
     step = max(1, len(stream) // 40)
@@ -138,7 +140,7 @@ async def test_the_header_may_come_in_pieces_and_with_the_first_request(
     ],
 )
 async def test_a_malformed_header_ends_the_connection(
-    nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture, header: bytes
+    nameserver: Running, line: AsyncConnection, caplog: pytest.LogCaptureFixture, header: bytes
 ) -> None:
     await line.write(header + encode(Request(206), 1))
     await line.until_closed()
@@ -148,21 +150,21 @@ async def test_a_malformed_header_ends_the_connection(
     assert "\x1b" not in caplog.text
 
 
-async def test_a_header_alone_has_little_time(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_header_alone_has_little_time(nameserver: Running, line: AsyncConnection) -> None:
     await line.write(header := v1("TCP4 203.0.113.7 192.0.2.1 4711 9876"))
     await eventually(lambda: nameserver.buffered_bytes == len(header))
     nameserver.pass_time(11)
     await line.until_closed()
 
 
-async def test_one_header_is_all_there_is(line: AsyncLine) -> None:
+async def test_one_header_is_all_there_is(line: AsyncConnection) -> None:
     header = v1("TCP4 203.0.113.7 192.0.2.1 4711 9876")
     await line.write(header + header + encode(Request(206), 1))
     await line.until_closed()
     assert line.strays == []
 
 
-async def test_a_header_that_comes_after_a_request_is_no_header(line: AsyncLine) -> None:
+async def test_a_header_that_comes_after_a_request_is_no_header(line: AsyncConnection) -> None:
     await line.call(206)
     await line.write(v2("203.0.113.7", 4711))
     await line.until_closed()

@@ -7,28 +7,28 @@ from pathlib import Path
 import pytest
 
 from tests.network.cluster import MASTER, NEWER, SLAVE, addresses, permissions, register, route, topics
-from tests.support.lines import AsyncLine, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Command, Topic
 from tests.support.servers import Running, running
 
 
-async def settings(line: AsyncLine) -> dict[str, str]:
+async def settings(line: AsyncConnection) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in (await line.call(319)).text.splitlines())
 
 
-async def update(line: AsyncLine, text: str) -> Command:
+async def update(line: AsyncConnection, text: str) -> Command:
     return await line.call(318, body=text.encode())
 
 
 # Asking and changing
 
 
-async def test_the_port_that_the_system_chose_is_told(nameserver: Running, line: AsyncLine) -> None:
+async def test_the_port_that_the_system_chose_is_told(nameserver: Running, line: AsyncConnection) -> None:
     assert (await settings(line))["listenPort"] == nameserver.address.rpartition(":")[2]
 
 
 async def test_an_update_is_seen_at_once_and_after_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path) as here, line_to(here.address) as line:
+    async with running(tmp_path) as here, connection_to(here.address) as line:
         assert (await update(line, "enableTopicList=false\nmassExpiryPercent=77\n")).code == 0
         now = await settings(line)
         assert (now["enableTopicList"], now["massExpiryPercent"]) == ("false", "77")
@@ -42,7 +42,7 @@ async def test_an_update_is_seen_at_once_and_after_a_restart(tmp_path: Path) -> 
 )
 async def test_one_black_listed_key_spoils_the_update(tmp_path: Path, key: str) -> None:
     black_list = "listenPort; enableAllTopicList"
-    async with running(tmp_path, config_black_list=black_list) as here, line_to(here.address) as line:
+    async with running(tmp_path, config_black_list=black_list) as here, connection_to(here.address) as line:
         before = await settings(line)
         answer = await update(line, f"orderMessageEnable=true\n{key}=/tmp/elsewhere\n")
         assert (answer.code, answer.remark) == (16, "Can not update config in black list.")
@@ -59,7 +59,9 @@ async def test_one_black_listed_key_spoils_the_update(tmp_path: Path, key: str) 
         ("orderMessageEnable=\\u12", "string2Properties error"),
     ],
 )
-async def test_a_wrong_value_is_refused_by_name_and_nothing_is_applied(line: AsyncLine, text: str, said: str) -> None:
+async def test_a_wrong_value_is_refused_by_name_and_nothing_is_applied(
+    line: AsyncConnection, text: str, said: str
+) -> None:
     before = await settings(line)
     answer = await update(line, f"enableTopicList=false\n{text}\n")
     assert answer.code == 1
@@ -67,13 +69,13 @@ async def test_a_wrong_value_is_refused_by_name_and_nothing_is_applied(line: Asy
     assert await settings(line) == before
 
 
-async def test_bytes_that_are_no_text_are_refused(line: AsyncLine) -> None:
+async def test_bytes_that_are_no_text_are_refused(line: AsyncConnection) -> None:
     answer = await line.call(318, body=b"orderMessageEnable=\xff\xfe")
     assert answer.code == 1
     assert (answer.remark or "").startswith("string2Properties error")
 
 
-async def test_an_update_that_says_nothing_or_nothing_known_changes_nothing(line: AsyncLine) -> None:
+async def test_an_update_that_says_nothing_or_nothing_known_changes_nothing(line: AsyncConnection) -> None:
     before = await settings(line)
     for text in ("", "# a comment\n", "favouriteColour=blue\n"):
         assert (await update(line, text)).code == 0
@@ -83,7 +85,7 @@ async def test_an_update_that_says_nothing_or_nothing_known_changes_nothing(line
 # Each flag, the moment it is set
 
 
-async def test_topic_lists_are_closed_and_opened_again(line: AsyncLine) -> None:
+async def test_topic_lists_are_closed_and_opened_again(line: AsyncConnection) -> None:
     await register(line, MASTER)
     await update(line, "enableTopicList=false")
     refused = [await line.call(code, {"cluster": "DefaultCluster"}) for code in (224, 311, 312, 313)]
@@ -96,7 +98,7 @@ async def test_topic_lists_are_closed_and_opened_again(line: AsyncLine) -> None:
     assert (await line.call(304)).code == 0
 
 
-async def test_order_config_appears_in_routes_that_were_already_told(line: AsyncLine) -> None:
+async def test_order_config_appears_in_routes_that_were_already_told(line: AsyncConnection) -> None:
     await register(line, MASTER)
     await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:4"})
     assert "orderTopicConf" not in (await route(line)).value
@@ -108,14 +110,14 @@ async def test_order_config_appears_in_routes_that_were_already_told(line: Async
     assert "orderTopicConf" not in (await route(line)).value
 
 
-async def test_order_config_in_the_answer_to_a_broker_can_be_turned_off(line: AsyncLine) -> None:
+async def test_order_config_in_the_answer_to_a_broker_can_be_turned_off(line: AsyncConnection) -> None:
     await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:4"})
     assert (await line.call(MASTER.request)).text == '{"table":{"TopicA":"broker-a:4"}}'
     await update(line, "returnOrderTopicConfigToBroker=false")
     assert (await line.call(MASTER.request)).text == ""
 
 
-async def test_acting_masters_are_shown_as_soon_as_that_is_wanted(line: AsyncLine) -> None:
+async def test_acting_masters_are_shown_as_soon_as_that_is_wanted(line: AsyncConnection) -> None:
     await register(line, MASTER.but(acting=True), SLAVE.but(acting=True))
     await line.call(MASTER.unregistration)
     assert await addresses(line) == {"broker-a": {"1": "10.0.0.2:10911"}}
@@ -126,7 +128,7 @@ async def test_acting_masters_are_shown_as_soon_as_that_is_wanted(line: AsyncLin
     assert await addresses(line) == {"broker-a": {"1": "10.0.0.2:10911"}}
 
 
-async def test_topics_that_a_broker_no_longer_names_go_once_that_is_wanted(line: AsyncLine) -> None:
+async def test_topics_that_a_broker_no_longer_names_go_once_that_is_wanted(line: AsyncConnection) -> None:
     await register(line, MASTER)
     less = MASTER.but(topics=(Topic("TopicB"), Topic("TopicC")), data_version=NEWER)
     await register(line, less)
@@ -140,7 +142,7 @@ async def test_topics_that_a_broker_no_longer_names_go_once_that_is_wanted(line:
 
 
 async def test_routes_are_not_told_before_brokers_had_time_to_register(tmp_path: Path) -> None:
-    async with running(tmp_path, need_wait_for_service=True) as here, line_to(here.address) as line:
+    async with running(tmp_path, need_wait_for_service=True) as here, connection_to(here.address) as line:
         answer = await route(line)
         assert (answer.code, answer.remark) == (1, "name server not ready")
         await register(line, MASTER)
@@ -153,7 +155,7 @@ async def test_routes_are_not_told_before_brokers_had_time_to_register(tmp_path:
 
 
 @pytest.mark.parametrize("text", ["needWaitForService=true\n", "waitSecondsForService=2147483647\n", "listenPort=1\n"])
-async def test_nobody_stops_routes_from_afar(nameserver: Running, line: AsyncLine, text: str) -> None:
+async def test_nobody_stops_routes_from_afar(nameserver: Running, line: AsyncConnection, text: str) -> None:
     await register(line, MASTER)
     answer = await update(line, "orderMessageEnable=true\n" + text)
     key = text.partition("=")[0]

@@ -15,16 +15,16 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
 from tests.network.cluster import MASTER, OTHER, register, topics
 from tests.network.notices import at
-from tests.support.lines import AsyncLine, ear, eventually, line_to, until
+from tests.support.connections import AsyncConnection, connection_to, ear, eventually, until
 from tests.support.raw import VERSION_4, VERSION_5, Request, Topic, split_address
 from tests.support.servers import Running, own_files, running
 
 
 @asynccontextmanager
-async def draining(folder: Path) -> AsyncIterator[tuple[Running, AsyncLine, asyncio.Task[None]]]:
+async def draining(folder: Path) -> AsyncIterator[tuple[Running, AsyncConnection, asyncio.Task[None]]]:
     """A server that was told to stop and still serves, a line to it, and the stop that is under way."""
     waiting = running(folder, graceful_shutdown=True, shutdown_wait_s=600)
-    async with waiting as here, line_to(here.address) as line:
+    async with waiting as here, connection_to(here.address) as line:
         await register(line, MASTER)
         stopping = asyncio.create_task(here.server.stop())
         await until(lambda: is_sent_away(line))
@@ -34,7 +34,7 @@ async def draining(folder: Path) -> AsyncIterator[tuple[Running, AsyncLine, asyn
             await stopping
 
 
-async def is_sent_away(line: AsyncLine) -> bool:
+async def is_sent_away(line: AsyncConnection) -> bool:
     return (await line.call(9999)).code == 1500
 
 
@@ -63,7 +63,7 @@ async def test_a_one_way_request_of_a_peer_that_would_be_sent_away_is_dropped(tm
 
 
 async def test_a_connection_that_comes_while_the_server_drains_is_answered(tmp_path: Path) -> None:
-    async with draining(tmp_path) as (here, _, _), line_to(here.address) as late:
+    async with draining(tmp_path) as (here, _, _), connection_to(here.address) as late:
         assert (await late.call(Request(105, {"topic": "TopicA"}, version=VERSION_5))).code == 1500
         assert (await late.call(Request(105, {"topic": "TopicA"}, version=401))).code == 0
 
@@ -79,7 +79,7 @@ async def test_the_stop_ends_as_soon_as_the_last_peer_has_left(tmp_path: Path) -
 
 async def test_peers_that_stay_are_parted_with_when_the_time_is_over(tmp_path: Path) -> None:
     waiting = running(tmp_path, graceful_shutdown=True, shutdown_wait_s=1)
-    async with waiting as here, line_to(here.address) as line:
+    async with waiting as here, connection_to(here.address) as line:
         await register(line, MASTER)
         began = time.monotonic()
         async with asyncio.timeout(5):
@@ -88,8 +88,8 @@ async def test_peers_that_stay_are_parted_with_when_the_time_is_over(tmp_path: P
         await line.until_closed()
 
 
-async def test_a_plain_stop_is_at_once_and_closes_every_connection(nameserver: Running, line: AsyncLine) -> None:
-    async with line_to(nameserver.address) as other:
+async def test_a_plain_stop_is_at_once_and_closes_every_connection(nameserver: Running, line: AsyncConnection) -> None:
+    async with connection_to(nameserver.address) as other:
         await register(line, MASTER)
         await topics(other)
         address = split_address(nameserver.address)
@@ -106,7 +106,7 @@ async def test_our_own_stop_is_not_taken_for_the_brokers_departure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ear() as slaves, running(tmp_path, notify_min_broker_id_changed=True) as here:
-        async with line_to(here.address) as line, line_to(here.address) as other:
+        async with connection_to(here.address) as line, connection_to(here.address) as other:
             await register(line, at("127.0.0.1:1", 0))
             await register(other, at(slaves.address, 1))
             await here.server.stop()
@@ -116,7 +116,9 @@ async def test_our_own_stop_is_not_taken_for_the_brokers_departure(
         assert slaves.is_silent
 
 
-async def test_answers_that_are_ready_are_handed_over_before_the_end(nameserver: Running, line: AsyncLine) -> None:
+async def test_answers_that_are_ready_are_handed_over_before_the_end(
+    nameserver: Running, line: AsyncConnection
+) -> None:
     await register(line, MASTER)
     asked = [await line.send(105, {"topic": "TopicA"}) for _ in range(100)]
     last = await line.answer(asked[-1])  # the server has answered all of them
@@ -137,7 +139,7 @@ async def test_stopping_twice_or_before_the_start_is_no_error(tmp_path: Path) ->
 async def test_a_stopped_server_leaves_no_task_behind(tmp_path: Path) -> None:
     before = asyncio.all_tasks()
     async with running(tmp_path) as here:
-        async with line_to(here.address) as line:
+        async with connection_to(here.address) as line:
             await register(line, MASTER)
         assert len(asyncio.all_tasks()) > len(before)
     assert asyncio.all_tasks() == before
@@ -146,7 +148,7 @@ async def test_a_stopped_server_leaves_no_task_behind(tmp_path: Path) -> None:
 async def test_the_same_port_can_be_served_again_at_once(tmp_path: Path) -> None:
     port = 0
     for _ in range(3):
-        async with running(tmp_path, listen_port=port) as here, line_to(here.address) as line:
+        async with running(tmp_path, listen_port=port) as here, connection_to(here.address) as line:
             await register(line, MASTER)
             port = split_address(here.address)[1]
 
@@ -155,7 +157,7 @@ async def test_the_same_port_can_be_served_again_at_once(tmp_path: Path) -> None
 async def test_a_peer_that_takes_no_answers_cannot_hold_up_the_stop(tmp_path: Path) -> None:
     async with (
         running(tmp_path, send_buffer_bytes=8192) as here,
-        line_to(here.address, receive_buffer_bytes=8192) as line,
+        connection_to(here.address, receive_buffer_bytes=8192) as line,
     ):
         many = [Topic(f"topic-with-a-long-name-{number:06}") for number in range(4_000)]
         await register(line, MASTER.but(topics=many))

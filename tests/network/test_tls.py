@@ -16,7 +16,7 @@ from skyroute.remoting.errors import TlsError
 from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMode, TlsSettings
 from tests.network.certificates import Files, client_of, client_that_trusts_anyone
 from tests.network.cluster import CLUSTER, MASTER, addresses, register, topics
-from tests.support.lines import ear, eventually, line_to, until
+from tests.support.connections import connection_to, ear, eventually, until
 from tests.support.raw import ClosedError, Form, Registration, Topic, encode, split_address
 from tests.support.servers import Running, running
 
@@ -39,7 +39,7 @@ def files(tmp_path: Path, authority: trustme.CA) -> Files:
 async def is_served(address: str, tls: ssl.SSLContext | None) -> bool:
     """Whether a peer that speaks so gets an answer."""
     try:
-        async with line_to(address, tls=tls) as line:
+        async with connection_to(address, tls=tls) as line:
             return (await line.call(206)).code == 0
     except (ClosedError, ConnectionError, ssl.SSLError):
         return False
@@ -71,7 +71,7 @@ async def test_the_mode_decides_who_is_served(
 async def test_why_a_peer_is_not_served_is_in_the_log(
     tmp_path: Path, files: Files, caplog: pytest.LogCaptureFixture, mode: TlsMode, first_bytes: bytes, said: str
 ) -> None:
-    async with running(tmp_path, tls=files.settings(mode=mode)) as here, line_to(here.address) as line:
+    async with running(tmp_path, tls=files.settings(mode=mode)) as here, connection_to(here.address) as line:
         await line.write(first_bytes)
         with pytest.raises((ClosedError, ValueError)):  # an alert of TLS is no frame
             await line.receive()
@@ -82,7 +82,7 @@ async def test_why_a_peer_is_not_served_is_in_the_log(
 
 
 async def test_test_mode_makes_up_a_certificate(nameserver: Running, caplog: pytest.LogCaptureFixture) -> None:
-    async with line_to(nameserver.address, tls=client_that_trusts_anyone()) as line:
+    async with connection_to(nameserver.address, tls=client_that_trusts_anyone()) as line:
         await register(line, MASTER)
         assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
         assert "tls serves a self-signed certificate" in caplog.text
@@ -106,7 +106,7 @@ async def test_brokers_and_clients_speak_as_over_plain_text(
     tmp_path: Path, authority: trustme.CA, files: Files, form: Form
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here:
-        async with line_to(here.address, tls=client_of(authority), form=form) as line:
+        async with connection_to(here.address, tls=client_of(authority), form=form) as line:
             many = MASTER.but(topics=[Topic(f"topic-{number:05}") for number in range(5_000)])
             await register(line, many)
             assert len(await topics(line)) == 5_000
@@ -115,15 +115,15 @@ async def test_brokers_and_clients_speak_as_over_plain_text(
             await line.tell(9999)
             assert (await line.call(9999)).code == 3
         await eventually(lambda: here.connections == 0)
-        async with line_to(here.address) as plain:
+        async with connection_to(here.address) as plain:
             assert await topics(plain) == []
 
 
 async def test_an_encrypted_stream_cut_short_takes_its_broker_with_it(
     tmp_path: Path, authority: trustme.CA, files: Files
 ) -> None:
-    async with running(tmp_path, tls=files.settings()) as here, line_to(here.address) as plain:
-        async with line_to(here.address, tls=client_of(authority)) as broker:
+    async with running(tmp_path, tls=files.settings()) as here, connection_to(here.address) as plain:
+        async with connection_to(here.address, tls=client_of(authority)) as broker:
             await register(broker, MASTER)
             broker.abort()
         await eventually(lambda: here.connections == 1)
@@ -131,7 +131,7 @@ async def test_an_encrypted_stream_cut_short_takes_its_broker_with_it(
 
 
 async def test_a_handshake_that_stalls_has_little_time(tmp_path: Path, files: Files) -> None:
-    async with running(tmp_path, tls=files.settings()) as here, line_to(here.address) as line:
+    async with running(tmp_path, tls=files.settings()) as here, connection_to(here.address) as line:
         await line.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(20))
         await eventually(lambda: any(each.writer.tls is not None for each in here.remoting._connections.values()))
         here.pass_time(10)
@@ -144,7 +144,7 @@ async def test_an_encrypted_connection_may_be_idle_as_long_as_any(
     tmp_path: Path, authority: trustme.CA, files: Files
 ) -> None:
     serving, context = running(tmp_path, tls=files.settings()), client_of(authority)
-    async with serving as here, line_to(here.address, tls=context) as line:
+    async with serving as here, connection_to(here.address, tls=context) as line:
         await topics(line)
         here.pass_time(120)
         await topics(line)
@@ -233,7 +233,7 @@ async def test_a_new_pair_is_taken_up_and_old_connections_live_on(
     tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here:
-        async with line_to(here.address, tls=client_of(authority)) as old:
+        async with connection_to(here.address, tls=client_of(authority)) as old:
             await register(old, MASTER)
             files.renew(stranger)
             assert reload(here)
@@ -330,7 +330,7 @@ def broker_at(address: str, broker_id: int) -> Registration:
 
 
 async def tell_of_a_change(here: Running, listener: str) -> None:
-    async with line_to(here.address) as line:
+    async with connection_to(here.address) as line:
         await register(line, broker_at(listener, 1), broker_at("127.0.0.1:1", 0))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.network.cluster import MASTER, register
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to, eventually
 from tests.support.raw import Command, DataVersion, Form, Registration, Request, Topic
 from tests.support.servers import Running, running
 
@@ -48,7 +48,7 @@ def broker(*topics: str, edition: int = 1, **changes: Any) -> Registration:
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_change_ends_the_wait_and_the_next_goes_on_from_there(nameserver: Running, form: Form) -> None:
-    async with line_to(nameserver.address, form=form) as line, line_to(nameserver.address) as brokers:
+    async with connection_to(nameserver.address, form=form) as line, connection_to(nameserver.address) as brokers:
         first = await line.call(watch("A"))
         assert (first.code, first.fields["compacted"], first.body) == (0, "true", b"")
         asked = await line.send(watch("A", after=first))
@@ -67,7 +67,7 @@ async def test_a_change_ends_the_wait_and_the_next_goes_on_from_there(nameserver
 
 
 async def test_everything_that_shows_in_a_route_is_news(tmp_path: Path) -> None:
-    async with running(tmp_path, order_message_enable=True) as server, line_to(server.address) as line:
+    async with running(tmp_path, order_message_enable=True) as server, connection_to(server.address) as line:
         await line.call(broker("T", "U").request)
         heard = await line.call(watch("T"))
 
@@ -99,7 +99,7 @@ async def test_everything_that_shows_in_a_route_is_news(tmp_path: Path) -> None:
 
 
 async def test_a_broker_that_goes_away_is_news(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line, line_to(nameserver.address) as brokers:
+    async with connection_to(nameserver.address) as line, connection_to(nameserver.address) as brokers:
         await register(brokers, MASTER)
         topic = MASTER.topics[0].name
         heard = await line.call(watch(topic))
@@ -110,7 +110,7 @@ async def test_a_broker_that_goes_away_is_news(nameserver: Running) -> None:
 
 
 async def test_time_ends_a_wait_with_a_bookmark(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first, timeout_ms=1_500))
         await eventually(lambda: parked(nameserver) == 1)
@@ -123,12 +123,12 @@ async def test_time_ends_a_wait_with_a_bookmark(nameserver: Running) -> None:
 
 
 async def test_another_life_of_the_server_says_so(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, line_to(server.address) as line:
+    async with running(tmp_path) as server, connection_to(server.address) as line:
         heard = await line.call(watch("A"))
         await line.call(broker("A", "B").request)
         heard = await line.call(watch("A", after=heard))
     # With a clock that stands still, the revisions of both lives are the same.
-    async with running(tmp_path) as server, line_to(server.address) as line:
+    async with running(tmp_path) as server, connection_to(server.address) as line:
         await line.call(broker("A", "B").request)
         answer = await line.call(watch("A", after=heard))
         assert answer.fields["compacted"] == "true"
@@ -137,14 +137,16 @@ async def test_another_life_of_the_server_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_connection_that_ends_waits_no_more(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         first = await line.call(watch("A"))
         await line.send(watch("A", after=first))
         await eventually(lambda: parked(nameserver) == 1)
     await eventually(lambda: parked(nameserver) == 0)
 
 
-async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(line: AsyncLine, nameserver: Running) -> None:
+async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(
+    line: AsyncConnection, nameserver: Running
+) -> None:
     first = await line.call(watch("A"))
     asked = [await line.send(watch(f"T{number}", after=first)) for number in range(6)]
     assert [changed(await line.answer(opaque)) for opaque in asked[:2]] == [[], []]
@@ -157,7 +159,7 @@ async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(line: 
 
 async def test_a_stopping_server_sends_watchers_away(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"graceful_shutdown": True, "shutdown_wait_s": 20}
-    async with running(tmp_path, **settings) as server, line_to(server.address) as line:
+    async with running(tmp_path, **settings) as server, connection_to(server.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first))
         await eventually(lambda: parked(server) == 1)
@@ -169,14 +171,14 @@ async def test_a_stopping_server_sends_watchers_away(tmp_path: Path) -> None:
 
 
 async def test_a_server_without_watches_is_as_apaches(tmp_path: Path) -> None:
-    async with running(tmp_path, watch_enable=False) as server, line_to(server.address) as line:
+    async with running(tmp_path, watch_enable=False) as server, connection_to(server.address) as line:
         answer = await line.call(watch("A"))
         assert (answer.code, answer.remark) == (3, " request type 21001 not supported")
         await line.call(broker("A", "B").request)
         await line.call(318, body=b"supportActingMaster=true")
 
 
-async def test_nobody_parks_who_wants_no_answer(line: AsyncLine, nameserver: Running) -> None:
+async def test_nobody_parks_who_wants_no_answer(line: AsyncConnection, nameserver: Running) -> None:
     first = await line.call(watch("A"))
     await line.tell(watch("A", after=first))
     assert (await line.call(106)).code == 0
@@ -184,7 +186,7 @@ async def test_nobody_parks_who_wants_no_answer(line: AsyncLine, nameserver: Run
 
 
 async def test_a_connection_that_only_watches_is_not_idle(tmp_path: Path) -> None:
-    async with running(tmp_path, idle_timeout_s=10) as server, line_to(server.address) as line:
+    async with running(tmp_path, idle_timeout_s=10) as server, connection_to(server.address) as line:
         heard = await line.call(watch("A"))
         for _ in range(5):
             asked = await line.send(watch("A", after=heard, timeout_ms=60_000))
@@ -198,7 +200,7 @@ async def test_watches_beyond_the_bound_are_refused(nameserver: Running, monkeyp
     watches = nameserver.server._watches
     assert watches is not None
     monkeypatch.setattr(watches, "_watches_max", 1)
-    async with line_to(nameserver.address) as line, line_to(nameserver.address) as other:
+    async with connection_to(nameserver.address) as line, connection_to(nameserver.address) as other:
         first = await line.call(watch("A"))
         await line.send(watch("A", after=first))
         await eventually(lambda: parked(nameserver) == 1)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from skyroute.message.queue_ref import QueueRef
-from tests.support.lines import WAIT_S, eventually
+from tests.support.connections import WAIT_S, eventually
 from tests.support.raw import VERSION_5, ClosedError, Command, Request, crc32, decode, encode, frame
 
 CLUSTER: Final = "FakeCluster"

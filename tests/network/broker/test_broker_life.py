@@ -20,8 +20,8 @@ from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, found_bodies, heartbeat, place, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.network.certificates import Files, client_of
+from tests.support.connections import AsyncConnection, connection_to, eventually, until
 from tests.support.disks import FillingDisk, FullDisk, HastyDisk, StuckDisk
-from tests.support.lines import AsyncLine, eventually, line_to, until
 from tests.support.raw import ClosedError
 
 STOP_S = 4.0
@@ -254,7 +254,7 @@ async def test_new_certificates_are_taken_up(empty_cluster: Cluster, tmp_path: P
 
     async def serves(authority: trustme.CA) -> bool:
         try:
-            async with line_to(empty_cluster.broker.address, tls=client_of(authority)) as line:
+            async with connection_to(empty_cluster.broker.address, tls=client_of(authority)) as line:
                 return (await line.call(heartbeat())).code == 0
         except ssl.SSLError:
             return False
@@ -325,7 +325,7 @@ async def test_what_was_taken_before_a_stop_is_there_after_it(cluster: Cluster) 
     assert len(stored) > answered
 
 
-async def _answered(line: AsyncLine) -> int:
+async def _answered(line: AsyncConnection) -> int:
     await line.until_closed()
     return sum(1 for stray in line.strays if stray.is_reply and stray.code == 0)
 
@@ -480,7 +480,7 @@ async def test_a_message_that_has_no_room_is_refused_and_the_next_that_has_is_ta
     assert (await _pulled(line))[-1] == b"room"
 
 
-async def _pulled(line: AsyncLine) -> list[bytes]:
+async def _pulled(line: AsyncConnection) -> list[bytes]:
     return found_bodies(await line.call(pull(count=100, maxMsgBytes=str(1 << 22))))
 
 

@@ -17,8 +17,8 @@ from skyroute.settings.errors import ConfigError
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.support.apache import free_port
+from tests.support.connections import eventually
 from tests.support.disks import HastyDisk
-from tests.support.lines import eventually
 from tests.support.raw import Request, encode
 from tests.support.scraping import listed, page, scrape, told
 from tests.support.servers import running

@@ -9,7 +9,7 @@ from skyroute.wire.calls.groups import GroupConfig, decode_consume_stats
 from skyroute.wire.calls.topics import decode_topic_stats
 from tests.network.broker.calls import send
 from tests.network.broker.clusters import Cluster
-from tests.support.lines import AsyncLine, eventually
+from tests.support.connections import AsyncConnection, eventually
 from tests.support.raw import Request, encode
 
 STATUS = Request(202, {"topic": "Wide"})
@@ -27,7 +27,9 @@ async def cluster(cluster: Cluster) -> Cluster:
     return cluster
 
 
-async def test_a_peer_is_answered_many_times_while_a_long_answer_is_made(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_peer_is_answered_many_times_while_a_long_answer_is_made(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     other = await cluster.line()
     asked = asyncio.ensure_future(line.call(STATUS))
     answers = 0
@@ -38,7 +40,7 @@ async def test_a_peer_is_answered_many_times_while_a_long_answer_is_made(cluster
     assert answers >= 30  # 15 where the answer is made in one go
 
 
-async def test_long_answers_of_one_connection_come_whole_and_in_order(cluster: Cluster, line: AsyncLine) -> None:
+async def test_long_answers_of_one_connection_come_whole_and_in_order(cluster: Cluster, line: AsyncConnection) -> None:
     first, second, third = [await line.send(request) for request in (PROGRESS, STATUS, OTHER)]
     received = [await line.receive() for _ in range(3)]
     assert [answer.opaque for answer in received] == [first, second, third]
@@ -47,14 +49,16 @@ async def test_long_answers_of_one_connection_come_whole_and_in_order(cluster: C
     assert len(decode_topic_stats(received[1].body).queues) == QUEUES_MAX
 
 
-async def test_a_peer_that_hangs_up_ends_its_long_answer(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_peer_that_hangs_up_ends_its_long_answer(cluster: Cluster, line: AsyncConnection) -> None:
     await line.send(PROGRESS)
     line.abort()
     other = await cluster.line()
     assert (await other.call(STATUS)).code == 0
 
 
-async def test_a_peer_that_hangs_up_behind_questions_that_wait_ends_them_all(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_peer_that_hangs_up_behind_questions_that_wait_ends_them_all(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     """The questions behind the first keep the server from reading, so it is not told of the end."""
     components, (server, *_) = cluster.broker.components, cluster.broker._servers
     async with components.step_runner._lane:  # no long answer is made meanwhile

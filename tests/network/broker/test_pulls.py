@@ -22,7 +22,7 @@ from tests.network.broker.calls import (
     send,
 )
 from tests.network.broker.clusters import Cluster
-from tests.support.lines import AsyncLine, eventually
+from tests.support.connections import AsyncConnection, eventually
 from tests.support.raw import Command, Form, Request
 
 WAITING = SUSPEND | SUBSCRIPTION
@@ -34,14 +34,14 @@ async def cluster(cluster: Cluster) -> Cluster:
     return cluster
 
 
-async def fill(line: AsyncLine, *tags: str, topic: str = "T", queue_id: int = 0) -> None:
+async def fill(line: AsyncConnection, *tags: str, topic: str = "T", queue_id: int = 0) -> None:
     """Store messages with these tags, which are their bodies as well."""
     for tag in tags:
         properties = {"TAGS": tag, "length": str(len(tag))}
         assert (await line.call(send(topic, tag.encode(), queue_id=queue_id, properties=properties))).code == 0
 
 
-async def suspended_pull(cluster: Cluster, line: AsyncLine, request: Request) -> int:
+async def suspended_pull(cluster: Cluster, line: AsyncConnection, request: Request) -> int:
     """Have a pull wait; gives its number."""
     waiting = len(cluster.broker.components.long_polling)
     opaque = await line.send(request)
@@ -81,7 +81,7 @@ async def test_messages_are_given_in_order(cluster: Cluster, code: int, form: Fo
     ],
 )
 async def test_offsets_where_nothing_is(
-    cluster: Cluster, line: AsyncLine, offset: int, queue_id: int, code: int, remark: str, offsets: list[int]
+    cluster: Cluster, line: AsyncConnection, offset: int, queue_id: int, code: int, remark: str, offsets: list[int]
 ) -> None:
     await fill(line, "a", "b", "c")
     answer = await line.call(pull(offset=offset, queue_id=queue_id))
@@ -106,7 +106,7 @@ async def test_what_has_expired_is_skipped(empty_cluster: Cluster) -> None:
     assert found_bodies(await line.call(pull(offset=start)))[-1] == b"young"
 
 
-async def test_a_group_that_was_sent_elsewhere_is_told_once(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_group_that_was_sent_elsewhere_is_told_once(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a", "b", "c")
     cluster.broker.components.offsets.reset("g", "T", 0, 1)
     answer = await line.call(pull(offset=3, flag=SUBSCRIPTION | COMMIT, commit=3))
@@ -167,7 +167,7 @@ def _forbid_conditions(cluster: Cluster) -> None:
     ],
 )
 async def test_pulls_that_are_refused(
-    cluster: Cluster, line: AsyncLine, forbid: Any, request_: Request, code: int, kind: str | None, text: str
+    cluster: Cluster, line: AsyncConnection, forbid: Any, request_: Request, code: int, kind: str | None, text: str
 ) -> None:
     if forbid is not None:
         forbid(cluster)
@@ -178,7 +178,7 @@ async def test_pulls_that_are_refused(
     assert answer.fields.get("forbiddenType") == kind
 
 
-async def test_a_group_must_have_said_what_it_wants(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_group_must_have_said_what_it_wants(cluster: Cluster, line: AsyncConnection) -> None:
     await line.call(heartbeat("g", "Other"))
     answer = await line.call(pull(flag=0))
     assert (answer.code, answer.remark) == (24, "the consumer's subscription not exist")
@@ -188,7 +188,7 @@ async def test_a_group_must_have_said_what_it_wants(cluster: Cluster, line: Asyn
     assert (await line.call(pull(flag=0, version=5))).code == 19
 
 
-async def test_a_group_may_not_broadcast_where_that_is_forbidden(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_group_may_not_broadcast_where_that_is_forbidden(cluster: Cluster, line: AsyncConnection) -> None:
     cluster.broker.components.groups.put(GroupConfig("g", broadcast=False))
     await line.call(heartbeat(messageModel="BROADCASTING"))
     answer = await line.call(pull(flag=0))
@@ -196,7 +196,7 @@ async def test_a_group_may_not_broadcast_where_that_is_forbidden(cluster: Cluste
     assert (answer.code, answer.remark, answer.fields["forbiddenType"]) == (16, text, "4")
 
 
-async def test_a_group_may_be_kept_from_one_topic(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_group_may_be_kept_from_one_topic(cluster: Cluster, line: AsyncConnection) -> None:
     await line.call(heartbeat())
     order = {"group": "g", "topic": "T", "readable": "false"}
     assert (await line.call(353, order)).code == 0
@@ -208,7 +208,7 @@ async def test_a_group_may_be_kept_from_one_topic(cluster: Cluster, line: AsyncL
 @pytest.mark.parametrize(
     "missing", ["consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "suspendTimeoutMillis"]
 )
-async def test_a_field_that_is_missing_is_named(line: AsyncLine, missing: str) -> None:
+async def test_a_field_that_is_missing_is_named(line: AsyncConnection, missing: str) -> None:
     request = pull(flag=WAITING)
     fields = {name: value for name, value in request.fields.items() if name != missing}
     answer = await line.call(11, fields)
@@ -218,7 +218,7 @@ async def test_a_field_that_is_missing_is_named(line: AsyncLine, missing: str) -
 # ------------------------------------------------------------------------------------------------------------- filters
 
 
-async def test_only_wanted_tags_are_given_and_the_others_passed_over(cluster: Cluster, line: AsyncLine) -> None:
+async def test_only_wanted_tags_are_given_and_the_others_passed_over(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a", "b", "c", "a", "b")
     answer = await line.call(pull(expression="a || c"))
     assert (found_bodies(answer), place(answer)) == ([b"a", b"c", b"a"], [5, 0, 5, 0])
@@ -226,13 +226,13 @@ async def test_only_wanted_tags_are_given_and_the_others_passed_over(cluster: Cl
     assert (answer.code, answer.remark, place(answer)) == (20, "NO_MATCHED_MESSAGE", [5, 0, 5, 0])
 
 
-async def test_tags_of_equal_hash_are_told_apart_by_the_consumer(cluster: Cluster, line: AsyncLine) -> None:
+async def test_tags_of_equal_hash_are_told_apart_by_the_consumer(cluster: Cluster, line: AsyncConnection) -> None:
     assert java_hash("Aa") == java_hash("BB")
     await fill(line, "Aa", "BB", "CC")
     assert found_bodies(await line.call(pull(expression="Aa"))) == [b"Aa", b"BB"]
 
 
-async def test_only_what_fulfils_a_condition_is_given(cluster: Cluster, line: AsyncLine) -> None:
+async def test_only_what_fulfils_a_condition_is_given(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a", "bb", "ccc")
     answer = await line.call(pull(expression="length >= 2 AND TAGS <> 'ccc'", kind="SQL92"))
     assert (found_bodies(answer), place(answer)) == ([b"bb"], [3, 0, 3, 0])
@@ -240,7 +240,7 @@ async def test_only_what_fulfils_a_condition_is_given(cluster: Cluster, line: As
     assert (answer.code, place(answer)) == (20, [3, 0, 3, 0])
 
 
-async def test_a_group_whose_condition_is_none_is_told_so(line: AsyncLine) -> None:
+async def test_a_group_whose_condition_is_none_is_told_so(line: AsyncConnection) -> None:
     for version, kind in enumerate(("SQL92", "XPATH")):
         wrong = {"topic": "T", "subString": "a >", "expressionType": kind, "subVersion": version}
         await line.call(heartbeat(subscriptionDataSet=[wrong]))
@@ -249,7 +249,7 @@ async def test_a_group_whose_condition_is_none_is_told_so(line: AsyncLine) -> No
         assert answer.remark
 
 
-async def test_retries_can_be_held_to_the_condition_on_their_own_topic(cluster: Cluster, line: AsyncLine) -> None:
+async def test_retries_can_be_held_to_the_condition_on_their_own_topic(cluster: Cluster, line: AsyncConnection) -> None:
     wanted = {"topic": "T", "subString": "length > 1", "expressionType": "SQL92", "subVersion": 5}
     retries = {"topic": "%RETRY%g", "subString": "*", "expressionType": "TAG", "subVersion": 5}
     await line.call(heartbeat(subscriptionDataSet=[wanted, retries]))
@@ -261,7 +261,7 @@ async def test_retries_can_be_held_to_the_condition_on_their_own_topic(cluster: 
     assert found_bodies(await line.call(pull("%RETRY%g", flag=0))) == [b"bb", b"c"]
 
 
-async def test_the_heartbeat_says_what_a_group_wants(cluster: Cluster, line: AsyncLine) -> None:
+async def test_the_heartbeat_says_what_a_group_wants(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a", "b", "c")
     await line.call(heartbeat(expression="b || c"))
     assert found_bodies(await line.call(pull(flag=0))) == [b"b", b"c"]
@@ -270,7 +270,7 @@ async def test_the_heartbeat_says_what_a_group_wants(cluster: Cluster, line: Asy
 # -------------------------------------------------------------------------------------------------------------- limits
 
 
-async def test_no_more_messages_are_given_than_asked_for(cluster: Cluster, line: AsyncLine) -> None:
+async def test_no_more_messages_are_given_than_asked_for(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, *"abcde")
     answer = await line.call(pull(offset=1, count=2))
     assert (found_bodies(answer), place(answer)) == ([b"b", b"c"], [3, 0, 5, 0])
@@ -280,7 +280,9 @@ async def test_no_more_messages_are_given_than_asked_for(cluster: Cluster, line:
     assert found_bodies(await line.call(pull(count=1000))) == [b"a", b"b", b"c"]
 
 
-async def test_no_more_bytes_are_given_than_allowed_but_one_message_at_least(cluster: Cluster, line: AsyncLine) -> None:
+async def test_no_more_bytes_are_given_than_allowed_but_one_message_at_least(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     for _ in range(3):
         await line.call(send(body=bytes(1000)))
     size = len((await line.call(pull(count=1))).body)
@@ -290,7 +292,7 @@ async def test_no_more_bytes_are_given_than_allowed_but_one_message_at_least(clu
     assert len(found(await line.call(pull()))) == 1
 
 
-async def test_an_answer_tells_the_flags_of_topic_and_group(cluster: Cluster, line: AsyncLine) -> None:
+async def test_an_answer_tells_the_flags_of_topic_and_group(cluster: Cluster, line: AsyncConnection) -> None:
     await cluster.add_topic("Unit", sys_flag=1)
     cluster.broker.components.groups.put(GroupConfig("flagged", sys_flag=4))
     for topic, group, flags in (("T", "g", ("0", "0")), ("Unit", "flagged", ("1", "4"))):
@@ -298,7 +300,7 @@ async def test_an_answer_tells_the_flags_of_topic_and_group(cluster: Cluster, li
         assert (fields["topicSysFlag"], fields["groupSysFlag"]) == flags
 
 
-async def test_a_pull_commits_where_its_group_is_if_it_says_so(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_pull_commits_where_its_group_is_if_it_says_so(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a", "b")
     await line.call(pull(offset=1, commit=1))
     assert cluster.broker.components.offsets.get("g", "T", 0) is None
@@ -312,7 +314,7 @@ async def test_a_pull_commits_where_its_group_is_if_it_says_so(cluster: Cluster,
     assert cluster.broker.components.offsets.get("g", "T", 0) == 7
 
 
-async def test_a_refused_pull_commits_nothing(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_refused_pull_commits_nothing(cluster: Cluster, line: AsyncConnection) -> None:
     await line.call(pull(commit=5, flag=COMMIT))
     await line.call(pull(queue_id=9, commit=5, flag=SUBSCRIPTION | COMMIT))
     assert cluster.broker.components.offsets.get("g", "T", 0) is None
@@ -322,7 +324,7 @@ async def test_a_refused_pull_commits_nothing(cluster: Cluster, line: AsyncLine)
 # ------------------------------------------------------------------------------------------------------------- waiting
 
 
-async def test_a_message_wakes_those_who_wait_at_its_queue(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_message_wakes_those_who_wait_at_its_queue(cluster: Cluster, line: AsyncConnection) -> None:
     waiting = [await suspended_pull(cluster, line, pull(group=group, flag=WAITING)) for group in ("g", "h")]
     elsewhere = await suspended_pull(cluster, line, pull(queue_id=1, flag=WAITING))
     await fill(await cluster.line(), "a")
@@ -335,7 +337,7 @@ async def test_a_message_wakes_those_who_wait_at_its_queue(cluster: Cluster, lin
     assert len(cluster.broker.components.long_polling) == 0
 
 
-async def test_messages_of_one_batch_wake_once_and_come_together(cluster: Cluster, line: AsyncLine) -> None:
+async def test_messages_of_one_batch_wake_once_and_come_together(cluster: Cluster, line: AsyncConnection) -> None:
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     sender = await cluster.line()
     sent = [await sender.send(send(body=b"%d" % number)) for number in range(3)]
@@ -346,7 +348,7 @@ async def test_messages_of_one_batch_wake_once_and_come_together(cluster: Cluste
 
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])
 async def test_what_does_not_match_wakes_nobody_and_is_not_looked_at_again(
-    cluster: Cluster, line: AsyncLine, kind: str
+    cluster: Cluster, line: AsyncConnection, kind: str
 ) -> None:
     expression = "wanted" if kind == "TAG" else "TAGS = 'wanted'"
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING, expression=expression, kind=kind))
@@ -363,7 +365,7 @@ async def test_what_does_not_match_wakes_nobody_and_is_not_looked_at_again(
     assert (found_bodies(answer), place(answer)) == ([b"wanted"], [4, 0, 4, 0])
 
 
-async def test_nothing_is_what_those_get_who_waited_in_vain(cluster: Cluster, line: AsyncLine) -> None:
+async def test_nothing_is_what_those_get_who_waited_in_vain(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a")
     waiting = await suspended_pull(cluster, line, pull(offset=1, flag=WAITING, suspend_ms=3_000))
     expire(cluster, 2.5)
@@ -375,26 +377,28 @@ async def test_nothing_is_what_those_get_who_waited_in_vain(cluster: Cluster, li
 
 
 @pytest.mark.parametrize("suspend_ms", [SUSPEND_MS_MAX + 1, (1 << 63) - 1])
-async def test_nobody_waits_for_ever(cluster: Cluster, line: AsyncLine, suspend_ms: int) -> None:
+async def test_nobody_waits_for_ever(cluster: Cluster, line: AsyncConnection, suspend_ms: int) -> None:
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING, suspend_ms=suspend_ms))
     expire(cluster, SUSPEND_MS_MAX / 1000 + 0.5)
     assert (await line.answer(waiting)).code == 19
 
 
 @pytest.mark.parametrize("suspend_ms", [0, -5])
-async def test_who_does_not_want_to_wait_is_answered_at_once(line: AsyncLine, suspend_ms: int) -> None:
+async def test_who_does_not_want_to_wait_is_answered_at_once(line: AsyncConnection, suspend_ms: int) -> None:
     assert (await line.call(pull("TBW102", flag=WAITING, suspend_ms=suspend_ms))).code == 19
     assert (await line.call(pull("TBW102", flag=SUBSCRIPTION))).code == 19
 
 
-async def test_long_waits_can_be_forbidden(cluster: Cluster, line: AsyncLine) -> None:
+async def test_long_waits_can_be_forbidden(cluster: Cluster, line: AsyncConnection) -> None:
     cluster.broker.config.long_polling_enabled = False
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     expire(cluster, 1.5)
     assert (await line.answer(waiting)).code == 19
 
 
-async def test_who_waits_is_told_at_once_that_the_group_was_sent_elsewhere(cluster: Cluster, line: AsyncLine) -> None:
+async def test_who_waits_is_told_at_once_that_the_group_was_sent_elsewhere(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     await fill(line, "a", "b")
     waiting = await suspended_pull(cluster, line, pull(offset=2, flag=WAITING))
     other = await suspended_pull(cluster, line, pull(offset=2, group="h", flag=WAITING))
@@ -407,7 +411,7 @@ async def test_who_waits_is_told_at_once_that_the_group_was_sent_elsewhere(clust
     assert (await line.answer(other)).code == 19
 
 
-async def test_who_hangs_up_waits_no_longer(cluster: Cluster, line: AsyncLine) -> None:
+async def test_who_hangs_up_waits_no_longer(cluster: Cluster, line: AsyncConnection) -> None:
     gone = await cluster.line()
     await suspended_pull(cluster, line, pull(flag=WAITING))
     for queue_id in (0, 1):
@@ -419,7 +423,7 @@ async def test_who_hangs_up_waits_no_longer(cluster: Cluster, line: AsyncLine) -
 
 
 async def test_where_too_many_wait_the_next_one_is_answered_at_once(
-    cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_polling, "SUSPENDED_MAX", 2)
     for _ in range(2):
@@ -428,13 +432,13 @@ async def test_where_too_many_wait_the_next_one_is_answered_at_once(
     assert len(cluster.broker.components.long_polling) == 2
 
 
-async def woken(cluster: Cluster, line: AsyncLine, opaque: int) -> Command:
+async def woken(cluster: Cluster, line: AsyncConnection, opaque: int) -> Command:
     await fill(await cluster.line(), "new")
     return await line.answer(opaque)
 
 
 async def test_a_group_that_wants_more_by_now_gets_it_though_it_waited_for_less(
-    cluster: Cluster, line: AsyncLine
+    cluster: Cluster, line: AsyncConnection
 ) -> None:
     await line.call(heartbeat(expression="old", version=1))
     waiting = await suspended_pull(cluster, line, pull(flag=SUSPEND, version=1))
@@ -443,14 +447,14 @@ async def test_a_group_that_wants_more_by_now_gets_it_though_it_waited_for_less(
     assert (answer.code, found_bodies(answer)) == (0, [b"new"])
 
 
-async def test_who_waits_is_given_nothing_that_was_forbidden_meanwhile(cluster: Cluster, line: AsyncLine) -> None:
+async def test_who_waits_is_given_nothing_that_was_forbidden_meanwhile(cluster: Cluster, line: AsyncConnection) -> None:
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     _forbid_group(cluster)
     answer = await woken(cluster, line, waiting)
     assert (answer.code, answer.fields["forbiddenType"], answer.body) == (16, "2", b"")
 
 
-async def test_who_waits_at_a_topic_that_goes_is_told_so(cluster: Cluster, line: AsyncLine) -> None:
+async def test_who_waits_at_a_topic_that_goes_is_told_so(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a")
     waiting = await suspended_pull(cluster, line, pull(offset=1, flag=WAITING))
     assert (await (await cluster.line()).call(215, {"topic": "T"})).code == 0
@@ -458,7 +462,9 @@ async def test_who_waits_at_a_topic_that_goes_is_told_so(cluster: Cluster, line:
     assert (await line.answer(waiting)).code == 17
 
 
-async def test_two_who_wait_one_of_whom_is_refused_do_not_hinder_each_other(cluster: Cluster, line: AsyncLine) -> None:
+async def test_two_who_wait_one_of_whom_is_refused_do_not_hinder_each_other(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     await line.call(heartbeat("h"))
     refused = await suspended_pull(cluster, line, pull(group="h", flag=SUSPEND))
     served = await suspended_pull(cluster, line, pull(flag=WAITING))

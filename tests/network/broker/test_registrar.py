@@ -20,7 +20,7 @@ from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import addresses, permissions, topics
 from tests.support.clock import ManualClock
-from tests.support.lines import eventually, line_to
+from tests.support.connections import connection_to, eventually
 from tests.support.raw import Command, Registration, Request, Topic, decode, encode
 from tests.support.servers import Running, running
 
@@ -115,19 +115,19 @@ async def silence(*, takes_registrations: bool = False) -> AsyncIterator[Silent]
 
 async def until_known(server: Running, topic: str = BROKER) -> None:
     """Wait until a name server has a route for one of the broker's topics."""
-    async with asyncio.timeout(10), line_to(server.address) as line:
+    async with asyncio.timeout(10), connection_to(server.address) as line:
         while not await addresses(line, topic):
             pass
 
 
 async def test_a_broker_is_known_with_all_its_topics_once_it_has_started(nameserver: Running, tmp_path: Path) -> None:
-    async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker, connection_to(nameserver.address) as line:
         assert await addresses(line, "TBW102") == {BROKER: {"0": ADDRESS}}
         assert await topics(line) == sorted(broker.topics.all())
 
 
 async def test_a_broker_that_stops_says_goodbye(nameserver: Running, tmp_path: Path) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         async with broker_at(nameserver.address, folder=tmp_path):
             assert await topics(line) != []
         assert await topics(line) == []
@@ -141,7 +141,7 @@ async def test_a_new_topic_is_known_when_the_announcement_returns(tmp_path: Path
     ):
         await broker.create("Orders")
         for server in (one, two):
-            async with line_to(server.address) as line:
+            async with connection_to(server.address) as line:
                 assert await addresses(line, "Orders") == {BROKER: {"0": ADDRESS}}
 
 
@@ -182,7 +182,7 @@ async def test_a_name_server_that_hangs_delays_nobody_for_long(nameserver: Runni
         for number in range(20):
             await broker.create(f"Orders{number}")
         assert loop.time() - begun_at < 1.0
-        async with line_to(nameserver.address) as line:
+        async with connection_to(nameserver.address) as line:
             assert await addresses(line, "Orders19")
 
 
@@ -217,7 +217,7 @@ async def test_one_that_has_forgotten_us_is_told_everything(nameserver: Running,
     async with broker_at(nameserver.address, folder=tmp_path) as broker:
         nameserver.server.table.unregister(CLUSTER, ADDRESS, BROKER, 0)
         await broker.create("Orders")
-        async with line_to(nameserver.address) as line:
+        async with connection_to(nameserver.address) as line:
             assert await topics(line) == sorted(broker.topics.all())
 
 
@@ -227,7 +227,7 @@ async def test_it_registers_again_before_its_lease_ends(nameserver: Running, tmp
             nameserver.pass_time(30.0)
             broker.pass_time(30.0)
             await broker.registrar.register()
-        async with line_to(nameserver.address) as line:
+        async with connection_to(nameserver.address) as line:
             assert await addresses(line, BROKER)
 
 
@@ -263,7 +263,7 @@ async def test_it_registers_no_ha_address_since_no_port_for_slaves_is_open(tmp_p
 
 async def test_a_slave_of_a_broker_without_an_ha_address_gets_none(nameserver: Running, tmp_path: Path) -> None:
     slave = Registration(CLUSTER, BROKER, "10.0.0.2:10911", (Topic("TopicA"), Topic("TopicB")), broker_id=1)
-    async with broker_at(nameserver.address, folder=tmp_path), line_to(nameserver.address) as line:
+    async with broker_at(nameserver.address, folder=tmp_path), connection_to(nameserver.address) as line:
         assert (await line.call(slave.request)).fields == {"masterAddr": ADDRESS}
 
 
@@ -294,14 +294,14 @@ async def test_what_the_broker_forbids_no_topic_allows(
 ) -> None:
     async with broker_at(nameserver.address, folder=tmp_path, broker_permission=broker_permission) as broker:
         await broker.create("Orders")
-        async with line_to(nameserver.address) as line:
+        async with connection_to(nameserver.address) as line:
             assert await permissions(line, "Orders") == {BROKER: seen}
             assert await permissions(line, "SELF_TEST_TOPIC") == {BROKER: seen}
         assert broker.topics.all()["Orders"].permission == 6
 
 
 async def test_a_change_of_what_the_broker_allows_is_told_at_once(nameserver: Running, tmp_path: Path) -> None:
-    async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker, connection_to(nameserver.address) as line:
         broker.config.broker_permission = 4
         broker.topics.renew()
         await broker.registrar.register()
@@ -309,7 +309,7 @@ async def test_a_change_of_what_the_broker_allows_is_told_at_once(nameserver: Ru
 
 
 async def test_topics_that_name_servers_call_ordered_become_so(nameserver: Running, tmp_path: Path) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         fields = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Orders", "value": f"{BROKER}:4"}
         assert (await line.call(100, fields)).code == 0
         async with broker_at(nameserver.address, folder=tmp_path) as broker:
@@ -321,7 +321,7 @@ async def test_topics_that_name_servers_call_ordered_become_so(nameserver: Runni
 
 async def test_many_topics_go_compressed_and_arrive(nameserver: Running, tmp_path: Path) -> None:
     names = [f"Topic-{number:05d}" for number in range(IN_THREAD_FROM)]
-    async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker, connection_to(nameserver.address) as line:
         assert len(names) > ANNOUNCED_MAX
         await broker.create(*names)
         await until_known(nameserver, names[-1])
@@ -348,7 +348,7 @@ async def test_without_force_it_asks_before_it_repeats_itself(nameserver: Runnin
         await broker.registrar.register()
         assert broker.registrar._encoded != before
         await broker.registrar.register()
-        async with line_to(nameserver.address) as line:
+        async with connection_to(nameserver.address) as line:
             assert await addresses(line, "Orders")
 
 
@@ -400,7 +400,7 @@ async def test_a_single_topic_registration_keeps_all_other_routes(tmp_path: Path
     async with (
         running(tmp_path / "ns", delete_topic_with_broker_registration=True) as server,
         broker_at(server.address, folder=tmp_path, register_single_topics=True, broker_permission=4) as broker,
-        line_to(server.address) as line,
+        connection_to(server.address) as line,
     ):
         before = await topics(line)
         await broker.create("Orders", "Payments")

@@ -14,8 +14,8 @@ from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.header import decode_command
 from tests.network.broker.calls import batch_body, found, found_bodies, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
+from tests.support.connections import AsyncConnection, eventually
 from tests.support.disks import ForgetfulDisk, FullDisk, StuckDisk, read_all
-from tests.support.lines import AsyncLine, eventually
 from tests.support.raw import Form, Request, compact, encode, frame
 
 LOCK_BODY = {"clientId": "c", "consumerGroup": "g", "mqSet": [{"brokerName": "broker-a", "queueId": 0, "topic": "T"}]}
@@ -64,19 +64,19 @@ async def test_a_message_is_stored_as_it_was_sent(cluster: Cluster, code: int, f
     }
 
 
-async def test_a_message_without_an_id_is_given_one(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_message_without_an_id_is_given_one(cluster: Cluster, line: AsyncConnection) -> None:
     answers = [await line.call(send()) for _ in range(2)]
     ids = [properties["UNIQ_KEY"] for properties in properties_of(cluster)]
     assert ids == [answer.fields["transactionId"] for answer in answers]
     assert len(set(ids)) == 2
 
 
-async def test_the_broker_chooses_a_queue_for_those_who_do_not(cluster: Cluster, line: AsyncLine) -> None:
+async def test_the_broker_chooses_a_queue_for_those_who_do_not(cluster: Cluster, line: AsyncConnection) -> None:
     chosen = {(await line.call(send(queue_id=-1))).fields["queueId"] for _ in range(40)}
     assert chosen == {"0", "1"}
 
 
-async def test_a_batch_is_stored_as_its_messages(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_batch_is_stored_as_its_messages(cluster: Cluster, line: AsyncConnection) -> None:
     body = batch_body([(b"1", "UNIQ_KEY\x01A\x02"), (b"2", "UNIQ_KEY\x01B\x02TAGS\x01red\x02"), (b"3", "")])
     await line.call(send(body=b"0"))
     answer = await line.call(send(body=body, code=320))
@@ -113,7 +113,7 @@ class Rests:
 
 @pytest.mark.parametrize("stop_at", [1, 5])
 async def test_a_long_batch_is_stored_at_once_and_others_are_served_before(
-    cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch, stop_at: int
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
     other, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, stop_at)
     batch = await line.send(send(body=batch_body((b"%d" % number, "") for number in range(LONG_BATCH)), code=320))
@@ -132,7 +132,7 @@ async def test_a_long_batch_is_stored_at_once_and_others_are_served_before(
     assert positions == [message.log_position for message in stored[3:-1]]
 
 
-async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: Cluster, line: AsyncConnection) -> None:
     body = batch_body([(b"x", "")] * LONG_BATCH)
     answer = await line.call(send(body=body[:-1], code=320))
     assert (answer.code, "ends inside" in (answer.remark or "") or "announces" in (answer.remark or "")) == (13, True)
@@ -142,7 +142,7 @@ async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: 
 
 @pytest.mark.parametrize("stop_at", [1, 5])
 async def test_nothing_of_a_long_batch_is_stored_if_its_topic_is_deleted_before(
-    cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch, stop_at: int
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
     admin, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, stop_at)
     batch = await line.send(send(body=batch_body([(b"x", "")] * LONG_BATCH), code=320))
@@ -167,20 +167,20 @@ async def test_a_long_batch_is_stored_though_its_sender_hangs_up(
     await eventually(lambda: store.max_offset("T", 0) == LONG_BATCH)
 
 
-async def test_a_long_batch_may_be_the_first_message_of_its_topic(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_long_batch_may_be_the_first_message_of_its_topic(cluster: Cluster, line: AsyncConnection) -> None:
     answer = await line.call(send("Fresh", batch_body([(b"x", "")] * LONG_BATCH), code=320))
     assert answer.code == 0
     assert cluster.broker.components.store.max_offset("Fresh", 0) == LONG_BATCH
 
 
-async def test_the_field_and_not_the_code_says_that_it_is_a_batch(cluster: Cluster, line: AsyncLine) -> None:
+async def test_the_field_and_not_the_code_says_that_it_is_a_batch(cluster: Cluster, line: AsyncConnection) -> None:
     body = batch_body([(b"1", ""), (b"2", "")])
     assert (await line.call(send(body=body, code=310, m="true"))).code == 0
     assert (await line.call(send(body=body, code=320, m="false"))).code == 0
     assert cluster.stored() == [b"1", b"2", body]
 
 
-async def test_one_way_sends_are_stored_and_not_answered(cluster: Cluster, line: AsyncLine) -> None:
+async def test_one_way_sends_are_stored_and_not_answered(cluster: Cluster, line: AsyncConnection) -> None:
     await line.tell(send(body=b"1"))
     await line.tell(send(body=b"", queue_id=99))
     await line.tell(send("Made", b"2"))
@@ -207,7 +207,7 @@ async def test_one_way_sends_are_stored_and_not_answered(cluster: Cluster, line:
     ],
 )
 async def test_topics_that_may_not_be_sent_to(
-    cluster: Cluster, line: AsyncLine, topic: str, code: int, text: str
+    cluster: Cluster, line: AsyncConnection, topic: str, code: int, text: str
 ) -> None:
     answer = await line.call(send(topic))
     assert (answer.code, answer.remark) == (code, text)
@@ -215,7 +215,7 @@ async def test_topics_that_may_not_be_sent_to(
 
 
 async def test_a_topic_is_made_and_known_before_its_first_message_is_answered(
-    cluster: Cluster, line: AsyncLine
+    cluster: Cluster, line: AsyncConnection
 ) -> None:
     assert (await line.call(send("Made", d=3, queue_id=2))).code == 0
     assert cluster.has_route("Made")
@@ -252,7 +252,7 @@ async def test_a_topic_that_may_not_be_made_is_refused(empty_cluster: Cluster) -
     assert not empty_cluster.has_route("Made")
 
 
-async def test_before_its_time_a_broker_takes_no_messages_at_all(cluster: Cluster, line: AsyncLine) -> None:
+async def test_before_its_time_a_broker_takes_no_messages_at_all(cluster: Cluster, line: AsyncConnection) -> None:
     opens_at_ms = int(cluster.clock.wall() * 1000) + 5000
     cluster.broker.config.accept_sends_from_ms = opens_at_ms
     for request in (send(), send("a b"), send("Made"), send(code=325)):
@@ -266,7 +266,7 @@ async def test_before_its_time_a_broker_takes_no_messages_at_all(cluster: Cluste
     assert cluster.stored() == [b"body"]
 
 
-async def test_a_refusal_too_names_region_and_trace(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_refusal_too_names_region_and_trace(cluster: Cluster, line: AsyncConnection) -> None:
     cluster.broker.config.auto_create_topics = False
     refused = [send("a b"), send(body=b""), send("Made"), send(queue_id=9), send("Made", code=325), send(code=325)]
     for request in refused:
@@ -275,7 +275,7 @@ async def test_a_refusal_too_names_region_and_trace(cluster: Cluster, line: Asyn
         assert answer.fields == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 
-async def test_a_queue_that_is_not_there_is_refused(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_queue_that_is_not_there_is_refused(cluster: Cluster, line: AsyncConnection) -> None:
     answer = await line.call(send(queue_id=2))
     assert answer.code == 29
     assert "queueId[2] is illegal" in (answer.remark or "")
@@ -291,12 +291,12 @@ async def test_a_broker_that_is_closed_to_senders_takes_all_but_ordered_messages
     assert (await line.call(send("T"))).code == 0
 
 
-async def test_a_topic_that_may_not_be_written_is_written_nevertheless(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_topic_that_may_not_be_written_is_written_nevertheless(cluster: Cluster, line: AsyncConnection) -> None:
     await cluster.add_topic("ReadOnly", permission=4)
     assert (await line.call(send("ReadOnly"))).code == 0
 
 
-async def test_a_topic_that_keeps_the_last_of_each_key_wants_keys(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_topic_that_keeps_the_last_of_each_key_wants_keys(cluster: Cluster, line: AsyncConnection) -> None:
     await cluster.add_topic("Table", attributes={"cleanup.policy": "COMPACTION"})
     answer = await line.call(send("Table"))
     assert (answer.code, answer.remark) == (13, "Required message key is missing")
@@ -315,7 +315,7 @@ async def test_a_retry_of_nobodys_is_refused(empty_cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("version", "tries"), [(121, 2), (120, 5)])
 async def test_what_was_tried_too_often_is_a_dead_letter_with_a_route(
-    cluster: Cluster, line: AsyncLine, version: int, tries: int
+    cluster: Cluster, line: AsyncConnection, version: int, tries: int
 ) -> None:
     cluster.broker.components.groups.put(GroupConfig("g", retry_times_max=5))
     assert (await line.call(send("%RETRY%g", b"again", j=tries, l=2, version=version))).code == 0
@@ -330,7 +330,9 @@ async def test_what_was_tried_too_often_is_a_dead_letter_with_a_route(
     assert (await cluster.start()).components.topics.get("%DLQ%g") is not None
 
 
-async def test_what_a_group_gives_up_that_holds_a_lock_is_a_dead_letter(cluster: Cluster, line: AsyncLine) -> None:
+async def test_what_a_group_gives_up_that_holds_a_lock_is_a_dead_letter(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     assert (await line.call(41, body=compact(LOCK_BODY).encode())).code == 0
     assert (await line.call(send("%RETRY%g", b"1"))).code == 0
     cluster.clock.advance(61)
@@ -338,12 +340,12 @@ async def test_what_a_group_gives_up_that_holds_a_lock_is_a_dead_letter(cluster:
     assert (cluster.stored("%DLQ%g"), cluster.stored("%RETRY%g")) == ([b"1"], [b"2"])
 
 
-async def test_a_batch_for_a_retry_topic_is_refused(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_batch_for_a_retry_topic_is_refused(cluster: Cluster, line: AsyncConnection) -> None:
     answer = await line.call(send("%RETRY%g", batch_body([(b"1", "")]), code=320))
     assert (answer.code, answer.remark) == (13, "batch request does not support retry group %RETRY%g")
 
 
-async def test_transactions_can_be_forbidden(cluster: Cluster, line: AsyncLine) -> None:
+async def test_transactions_can_be_forbidden(cluster: Cluster, line: AsyncConnection) -> None:
     cluster.broker.config.reject_transactions = True
     answer = await line.call(send(properties={"TRAN_MSG": "true", "PGROUP": "p"}, f=4))
     assert (answer.code, answer.remark) == (16, "the broker[127.0.0.1] sending transaction message is forbidden")
@@ -368,7 +370,9 @@ async def test_transactions_can_be_forbidden(cluster: Cluster, line: AsyncLine) 
         ("a\x011\x02a\x012\x02", {"a": "2"}),
     ],
 )
-async def test_properties_of_every_shape(cluster: Cluster, line: AsyncLine, text: str, stored: dict[str, str]) -> None:
+async def test_properties_of_every_shape(
+    cluster: Cluster, line: AsyncConnection, text: str, stored: dict[str, str]
+) -> None:
     assert (await line.call(send(properties=text))).code == 0
     answer = await line.call(pull())
     properties = dict(found(answer)[0].properties)
@@ -377,7 +381,7 @@ async def test_properties_of_every_shape(cluster: Cluster, line: AsyncLine, text
     assert properties == stored
 
 
-async def test_half_a_character_is_stored_as_java_stores_it(cluster: Cluster, line: AsyncLine) -> None:
+async def test_half_a_character_is_stored_as_java_stores_it(cluster: Cluster, line: AsyncConnection) -> None:
     request = send(properties="a\x01?\x02")
     header = {"code": 310, "extFields": dict(request.fields), "flag": 0, "language": "JAVA", "opaque": 77, "version": 1}
     text = json.dumps(header).replace("?", "\\ud83d")
@@ -386,7 +390,7 @@ async def test_half_a_character_is_stored_as_java_stores_it(cluster: Cluster, li
     assert properties_of(cluster)[0]["a"] == "?"
 
 
-async def test_sizes_up_to_the_bound_are_taken_and_beyond_it_refused(cluster: Cluster, line: AsyncLine) -> None:
+async def test_sizes_up_to_the_bound_are_taken_and_beyond_it_refused(cluster: Cluster, line: AsyncConnection) -> None:
     own = len("UNIQ_KEY\x01u\x02MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02CLUSTER\x01DefaultCluster\x02")
     room = 32767 - own - len("a\x01\x02")
 
@@ -415,12 +419,12 @@ async def test_sizes_up_to_the_bound_are_taken_and_beyond_it_refused(cluster: Cl
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"])
-async def test_a_delay_that_is_no_number_is_refused(cluster: Cluster, line: AsyncLine, name: str) -> None:
+async def test_a_delay_that_is_no_number_is_refused(cluster: Cluster, line: AsyncConnection, name: str) -> None:
     answer = await line.call(send(properties={name: "soon"}))
     assert (answer.code, answer.remark) == (13, f"{name} is not a number: 'soon'")
 
 
-async def test_every_bit_of_the_flag_leaves_a_queue_that_can_be_read(cluster: Cluster, line: AsyncLine) -> None:
+async def test_every_bit_of_the_flag_leaves_a_queue_that_can_be_read(cluster: Cluster, line: AsyncConnection) -> None:
     for bit in [*(1 << shift for shift in range(31)), 0x7FFFFFFF, -1]:
         assert (await line.call(send(body=b"%d" % bit, queue_id=1, f=bit))).code in (0, 13)
         assert (await line.call(send(body=b"plain"))).code == 0
@@ -433,7 +437,7 @@ async def test_every_bit_of_the_flag_leaves_a_queue_that_can_be_read(cluster: Cl
     assert (await line.call(pull(queue_id=1))).code in (0, 20)
 
 
-async def test_a_batch_cut_at_any_byte_is_refused_whole(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_batch_cut_at_any_byte_is_refused_whole(cluster: Cluster, line: AsyncConnection) -> None:
     first, second = batch_body([(b"one", "a\x011\x02")]), batch_body([(b"two", "")])
     whole = first + second
     for size in range(len(whole)):
@@ -446,7 +450,9 @@ async def test_a_batch_cut_at_any_byte_is_refused_whole(cluster: Cluster, line: 
 
 @pytest.mark.parametrize("word", range(5))
 @pytest.mark.parametrize("value", [-1, 0, 3, 0x7FFFFFFF])
-async def test_a_batch_with_a_wrong_length_is_refused(cluster: Cluster, line: AsyncLine, word: int, value: int) -> None:
+async def test_a_batch_with_a_wrong_length_is_refused(
+    cluster: Cluster, line: AsyncConnection, word: int, value: int
+) -> None:
     body = bytearray(batch_body([(b"one", "a\x011\x02")]))
     if word == 4:
         body[-6:-4] = (value & 0xFFFF).to_bytes(2, "big")
@@ -561,20 +567,22 @@ class CountingDisk(FullDisk):
         self.syncs += 1
 
 
-async def test_a_heartbeat_between_sends_is_answered_in_its_turn(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_heartbeat_between_sends_is_answered_in_its_turn(cluster: Cluster, line: AsyncConnection) -> None:
     sent = [await line.send(request) for request in (send(), heartbeat(), send("Made"), send())]
     assert [(await line.answer(opaque)).code for opaque in sent] == [0, 0, 0, 0]
     assert cluster.stored() == [b"body", b"body"]
 
 
-async def test_a_request_without_any_field_is_refused_with_a_reason(line: AsyncLine) -> None:
+async def test_a_request_without_any_field_is_refused_with_a_reason(line: AsyncConnection) -> None:
     for code in (10, 310, 320, 324, 325):
         answer = await line.call(Request(code))
         assert (answer.code, answer.remark) == (1, "producerGroup is required")
 
 
 @pytest.mark.parametrize("code", [10, 310, 320, 324, 325])
-async def test_a_field_that_must_be_there_is_named_if_it_is_not(cluster: Cluster, line: AsyncLine, code: int) -> None:
+async def test_a_field_that_must_be_there_is_named_if_it_is_not(
+    cluster: Cluster, line: AsyncConnection, code: int
+) -> None:
     whole = send(code=code)
     names = ["producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp"]
     for letter, name in zip("abcdefgh", [*names, "flag"], strict=True):
@@ -587,7 +595,7 @@ async def test_a_field_that_must_be_there_is_named_if_it_is_not(cluster: Cluster
 
 @pytest.mark.parametrize(("said", "is_batch"), [("1", False), ("TRUE", True), ("True", True), ("yes", False)])
 async def test_only_the_word_says_that_it_is_a_batch(
-    cluster: Cluster, line: AsyncLine, said: str, is_batch: bool
+    cluster: Cluster, line: AsyncConnection, said: str, is_batch: bool
 ) -> None:
     body = batch_body([(b"1", ""), (b"2", "")])
     assert (await line.call(send(body=body, m=said))).code == 0

@@ -11,8 +11,8 @@ import pytest
 from skyroute import Admin, Message, Producer, PullConsumer, StartPosition
 from skyroute.testing import cluster as own_cluster
 from skyroute.wire.calls.consumers import decode_running_consumer
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import FakeCluster, fake_cluster
-from tests.support.lines import WAIT_S
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 

@@ -17,8 +17,8 @@ from skyroute.message.message import Message
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.clients import ConsumerData
 from skyroute.wire.calls.watch import TOPICS_MAX
+from tests.support.connections import WAIT_S, AsyncConnection, connection_to, eventually
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Reply, fake_cluster
-from tests.support.lines import WAIT_S, AsyncLine, eventually, line_to
 from tests.support.raw import DataVersion, Registration, Topic
 from tests.support.servers import Running, running
 
@@ -78,12 +78,12 @@ async def next_of(heard: asyncio.Queue[int]) -> int:
 
 
 @pytest.fixture
-async def brokers(nameserver: Running) -> AsyncIterator[AsyncLine]:
-    async with line_to(nameserver.address) as line:
+async def brokers(nameserver: Running) -> AsyncIterator[AsyncConnection]:
+    async with connection_to(nameserver.address) as line:
         yield line
 
 
-async def test_a_change_is_heard_of_at_once(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_change_is_heard_of_at_once(nameserver: Running, brokers: AsyncConnection) -> None:
     await brokers.call(broker().request)
     async with watching(nameserver, "T") as (session, heard):
         assert await next_of(heard) == 8
@@ -96,13 +96,13 @@ async def test_a_change_is_heard_of_at_once(nameserver: Running, brokers: AsyncL
     await eventually(lambda: parked(nameserver) == 0)
 
 
-async def test_a_topic_that_is_created_is_heard_of(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_topic_that_is_created_is_heard_of(nameserver: Running, brokers: AsyncConnection) -> None:
     async with watching(nameserver, "T") as (_, heard):
         await brokers.call(broker().request)
         assert await next_of(heard) == 8
 
 
-async def test_a_topic_that_is_used_later_is_watched_too(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_topic_that_is_used_later_is_watched_too(nameserver: Running, brokers: AsyncConnection) -> None:
     await brokers.call(broker().request)
     async with watching(nameserver, "U") as (session, heard):
         await session.routes.find("T")
@@ -114,7 +114,7 @@ async def test_a_topic_that_is_used_later_is_watched_too(nameserver: Running, br
         assert await next_of(heard) == 4
 
 
-async def test_a_change_between_reading_and_watching_is_not_lost(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_change_between_reading_and_watching_is_not_lost(nameserver: Running, brokers: AsyncConnection) -> None:
     """A topic is read, it changes, the watch of others moves on, and only then does the watch take it up."""
     await brokers.call(broker().request)
     async with watching(nameserver, "U") as (session, heard):
@@ -125,7 +125,9 @@ async def test_a_change_between_reading_and_watching_is_not_lost(nameserver: Run
         assert await next_of(heard) == 3
 
 
-async def test_a_question_that_is_under_way_does_not_hide_a_change(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_question_that_is_under_way_does_not_hide_a_change(
+    nameserver: Running, brokers: AsyncConnection
+) -> None:
     await brokers.call(broker().request)
     async with watching(nameserver, "U") as (session, _):
         old = asyncio.ensure_future(session.routes.refresh("T"))
@@ -142,7 +144,7 @@ async def test_a_producer_sends_where_it_was_told_a_moment_ago(tmp_path: Path) -
             for name in ("broker-a", "broker-b")
         )
         async with (
-            line_to(server.address) as line,
+            connection_to(server.address) as line,
             Producer("g", server.address, route_poll_interval_s=NEVER_S) as producer,
         ):
             await line.call(first.request)
@@ -158,7 +160,7 @@ async def test_a_restarted_name_server_is_watched_again(tmp_path: Path, monkeypa
     monkeypatch.setattr(route_watch, "RETRY_S", 0.01)
     async with running(tmp_path) as first:
         port = first.server.config.listen_port
-        async with line_to(first.address) as line:
+        async with connection_to(first.address) as line:
             await line.call(broker().request)
             async with watching(first, "T") as (session, heard):
                 assert await next_of(heard) == 8
@@ -168,7 +170,7 @@ async def test_a_restarted_name_server_is_watched_again(tmp_path: Path, monkeypa
                     tmp_path, listen_port=port, journal_enable=False, warm_restart_enable=False
                 ) as second:
                     await eventually(lambda: parked(second) == 1)
-                    async with line_to(second.address) as again:
+                    async with connection_to(second.address) as again:
                         await again.call(broker(2, queues=4).request)
                         assert await next_of(heard) == 4
                     assert len(session._open_channels) == 1
@@ -177,8 +179,8 @@ async def test_a_restarted_name_server_is_watched_again(tmp_path: Path, monkeypa
 async def test_another_name_server_is_watched_when_the_first_is_gone(tmp_path: Path, nameserver: Running) -> None:
     async with (
         running(tmp_path / "other") as other,
-        line_to(nameserver.address) as line,
-        line_to(other.address) as line_of_other,
+        connection_to(nameserver.address) as line,
+        connection_to(other.address) as line_of_other,
         Session([nameserver.address, other.address], route_poll_interval_s=NEVER_S) as session,
     ):
         for each in (line, line_of_other):
@@ -197,8 +199,8 @@ async def test_what_another_name_server_knew_already_is_read_when_it_takes_over(
 ) -> None:
     async with (
         running(tmp_path / "other") as other,
-        line_to(nameserver.address) as line,
-        line_to(other.address) as line_of_other,
+        connection_to(nameserver.address) as line,
+        connection_to(other.address) as line_of_other,
         Session([nameserver.address, other.address], route_poll_interval_s=NEVER_S) as session,
     ):
         await line.call(broker().request)
@@ -216,7 +218,7 @@ def queues_of(session: Session, topic: str) -> int:
     return 0 if route is None else route.queues[0].settings.read_queues
 
 
-async def test_more_topics_than_a_watch_can_name_are_watched_all(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_more_topics_than_a_watch_can_name_are_watched_all(nameserver: Running, brokers: AsyncConnection) -> None:
     await brokers.call(broker().request)
     names = [f"topic-{number}" for number in range(TOPICS_MAX)]
     async with watching(nameserver, "T", *names) as (_, heard):
@@ -228,7 +230,7 @@ async def test_more_topics_than_a_watch_can_name_are_watched_all(nameserver: Run
         assert await next_of(heard) == 4
 
 
-async def test_many_topics_one_after_the_other_are_few_watches(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_many_topics_one_after_the_other_are_few_watches(nameserver: Running, brokers: AsyncConnection) -> None:
     topics = [Topic(f"t{number}") for number in range(100)]
     await brokers.call(Registration("c", "b", "10.0.0.7:1", topics).request)
     async with watching(nameserver, "t0") as (session, _):
@@ -275,7 +277,7 @@ async def test_a_name_server_that_does_not_know_watches_is_asked_once(
         await cluster.until_seen(WATCH, 2)
 
 
-async def test_watching_can_be_turned_off(nameserver: Running, brokers: AsyncLine, cluster: FakeCluster) -> None:
+async def test_watching_can_be_turned_off(nameserver: Running, brokers: AsyncConnection, cluster: FakeCluster) -> None:
     await brokers.call(broker().request)
     async with Session(nameserver.address, watch_routes=False) as session:
         session.join(User("T"))

@@ -1,4 +1,4 @@
-"""Asynchronous lines to a server, and a broker's ear, on the independent codec of `raw`: no line of `skyroute`."""
+"""Asynchronous connections to a server, and a broker that only listens, on the independent codec of `raw`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TLS_GOODBYE_S = 0.05
 """How long a TLS line waits for the other side's goodbye when it closes."""
 
 
-class AsyncLine:
+class AsyncConnection:
     """One connection to a server. Frames that nobody asked for are kept in `strays`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, form: Form = "json") -> None:
@@ -112,14 +112,14 @@ class AsyncLine:
 
 
 @asynccontextmanager
-async def line_to(
+async def connection_to(
     address: str,
     *,
     form: Form = "json",
     tls: ssl.SSLContext | None = None,
     prologue: bytes = b"",
     receive_buffer_bytes: int | None = None,
-) -> AsyncIterator[AsyncLine]:
+) -> AsyncIterator[AsyncConnection]:
     """A connection to `host:port`, closed at the end; `prologue` goes out before anything else, TLS included."""
     host, port = split_address(address)
     host = host.strip("[]")
@@ -139,7 +139,7 @@ async def line_to(
     except BaseException:
         opened.close()
         raise
-    line = AsyncLine(reader, writer, form)
+    line = AsyncConnection(reader, writer, form)
     try:
         yield line
     finally:
