@@ -19,7 +19,7 @@ from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, found_
 from tests.network.broker.clusters import Cluster, cluster_in
 from tests.support.clock import ManualClock
 from tests.support.connections import AsyncConnection, connection_to, eventually
-from tests.support.disks import FailingDisk, HastyDisk, bodies
+from tests.support.disks import FailingDisk, NoSyncDisk, bodies
 from tests.support.raw import Command, Request, compact
 
 SANE = {
@@ -324,7 +324,7 @@ async def test_whichever_write_fails_nothing_that_was_taken_is_lost(
         taken, answers = await live_through(folder, disk, flush_disk_type=flush)
         failures.add(disk.failed)
         assert all(is_documented(answer) for answer in answers), (number, disk.failed, answers)
-        again = Broker(lonely(folder), clock=ManualClock(), disk=HastyDisk())
+        again = Broker(lonely(folder), clock=ManualClock(), disk=NoSyncDisk())
         await again.start()
         try:
             stored = bodies(again.components.store, "Made")

@@ -19,7 +19,7 @@ from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import send
 from tests.support.clock import ManualClock
 from tests.support.connections import connection_to
-from tests.support.disks import HastyDisk
+from tests.support.disks import NoSyncDisk
 from tests.support.single_damage import Base, Damage, Files, choose, read_folder, read_store, write_files
 
 CASES = int(os.environ.get("SKYROUTE_DAMAGE_CASES") or 400) // 2
@@ -39,7 +39,7 @@ def broker_at(folder: Path) -> Broker:
         index_slots=64,
         index_entries=256,
     )
-    return Broker(config, clock=ManualClock(), disk=HastyDisk())
+    return Broker(config, clock=ManualClock(), disk=NoSyncDisk())
 
 
 async def fill(broker: Broker, first: int) -> None:

@@ -24,11 +24,11 @@ from skyroute.message.properties import encode_properties
 from skyroute.message.reserved_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.disks import (
     NOW_MS,
-    HastyDisk,
     KilledError,
     KillingDisk,
-    KillingDiskOfRestartedMachine,
-    RestartedMachine,
+    NoSyncDisk,
+    RestartedMachineDisk,
+    RestartedMachineKillingDisk,
     draft,
     small_store,
 )
@@ -49,7 +49,7 @@ def open_small(disk: Callable[[], Disk], folder: Path) -> MessageStore:
 
 def open_apaches(folder: Path) -> MessageStore:
     return MessageStore.open(
-        folder, APACHE_SETTINGS, now_ms=NOW_MS, disk=HastyDisk(), is_batch_topic=lambda topic: topic == "StoreBatches"
+        folder, APACHE_SETTINGS, now_ms=NOW_MS, disk=NoSyncDisk(), is_batch_topic=lambda topic: topic == "StoreBatches"
     )
 
 
@@ -77,13 +77,13 @@ def fill(store: MessageStore, first: int, count: int) -> None:
 
 
 def make_closed(folder: Path) -> None:
-    store = open_small(HastyDisk, folder)
+    store = open_small(NoSyncDisk, folder)
     fill(store, 0, 40)
     store.close()
 
 
 def make_dead(folder: Path) -> None:
-    store = open_small(HastyDisk, folder)
+    store = open_small(NoSyncDisk, folder)
     fill(store, 0, 30)
     store.flush()
     fill(store, 30, 6)
@@ -94,7 +94,7 @@ def make_dead(folder: Path) -> None:
 
 def make_stopped(folder: Path, chance: random.Random) -> Files:
     """Make a store after a machine crash: of the pages written after the flush, only some are on disk."""
-    store = open_small(HastyDisk, folder)
+    store = open_small(NoSyncDisk, folder)
     fill(store, 0, 30)
     store.flush()
     flushed = read_folder(folder)
@@ -122,15 +122,15 @@ def bases(folder: Path) -> list[Base]:
     """Return stores of both brokers, after every kind of shutdown."""
     found: list[Base] = []
     makers: list[tuple[str, Callable[[Path], None], type[Disk]]] = [
-        ("closed", make_closed, HastyDisk),
-        ("process died", make_dead, HastyDisk),
-        ("machine stopped", make_dead, RestartedMachine),
+        ("closed", make_closed, NoSyncDisk),
+        ("process died", make_dead, NoSyncDisk),
+        ("machine stopped", make_dead, RestartedMachineDisk),
     ]
     for name, make, disk in makers:
         make(folder / name)
         found.append(Base(name, read_folder(folder / name), partial(open_small, disk)))
     mixed = make_stopped(folder / "mixed", random.Random(5))
-    found.append(Base("machine stopped in the middle", mixed, partial(open_small, RestartedMachine)))
+    found.append(Base("machine stopped in the middle", mixed, partial(open_small, RestartedMachineDisk)))
     with tarfile.open(APACHE_STORES) as archive:
         archive.extractall(folder / "apache", filter="data")
     for left in ("stopped", "killed"):
@@ -167,8 +167,8 @@ def test_any_single_damage_loses_at_most_the_records_it_touches(
     ("name", "damaged", "disk"),
     [
         ("process died", "commitlog/00000000000000008192", KillingDisk),
-        ("machine stopped", "commitlog/00000000000000008192", KillingDiskOfRestartedMachine),
-        ("machine stopped in the middle", "queues", KillingDiskOfRestartedMachine),
+        ("machine stopped", "commitlog/00000000000000008192", RestartedMachineKillingDisk),
+        ("machine stopped in the middle", "queues", RestartedMachineKillingDisk),
         ("closed", "consumequeue/T/0/00000000000000000200", KillingDisk),
     ],
 )

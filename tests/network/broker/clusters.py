@@ -22,7 +22,7 @@ from skyroute.wire.calls.topics import TopicConfig
 from tests.network.client.consumers import HURRIED
 from tests.support.clock import ManualClock
 from tests.support.connections import AsyncConnection, connection_to
-from tests.support.disks import HastyDisk, bodies
+from tests.support.disks import NoSyncDisk, bodies
 from tests.support.raw import Form
 from tests.support.servers import Running, running
 
@@ -70,7 +70,7 @@ class Cluster:
         self, name: str = "broker-a", *, clock: Clock | None = None, disk: Disk | None = None, **settings: Any
     ) -> Broker:
         """Start a broker, by default with the cluster's own clock."""
-        broker = Broker(self.config(name, **settings), clock=clock or self.clock, disk=disk or HastyDisk())
+        broker = Broker(self.config(name, **settings), clock=clock or self.clock, disk=disk or NoSyncDisk())
         await broker.start()
         self.brokers.append(broker)
         return broker

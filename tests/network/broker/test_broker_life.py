@@ -21,7 +21,7 @@ from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, found_bodies, hear
 from tests.network.broker.clusters import Cluster
 from tests.network.certificates import Files, client_of
 from tests.support.connections import AsyncConnection, connection_to, eventually, until
-from tests.support.disks import FillingDisk, FullDisk, HastyDisk, StuckDisk
+from tests.support.disks import BlockingDisk, FillingDisk, FullDisk, NoSyncDisk
 from tests.support.raw import ClosedError
 
 STOP_S = 4.0
@@ -331,16 +331,16 @@ async def _answered(line: AsyncConnection) -> int:
 
 
 async def test_sends_that_wait_for_the_disk_are_answered_before_a_stop_ends(empty_cluster: Cluster) -> None:
-    cluster, disk = empty_cluster, StuckDisk()
+    cluster, disk = empty_cluster, BlockingDisk()
     broker = await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH")
     await cluster.add_topic("T")
     line = await cluster.line()
-    disk.stick()
+    disk.block()
     sent = await line.send(send(body=b"1"))
     await eventually(lambda: broker.components.store.max_position > 0)
     stopping = asyncio.ensure_future(cluster.stop())
     await eventually(lambda: not cluster.has_route("T"))
-    disk.move()
+    disk.unblock()
     async with asyncio.timeout(STOP_S):
         await stopping
     assert (await line.answer(sent)).code == 0
@@ -377,11 +377,11 @@ async def test_name_servers_forget_a_broker_that_stops_and_not_one_that_dies(clu
     assert not cluster.has_route("T")
 
 
-class SlowJson(HastyDisk):
+class SlowJson(NoSyncDisk):
     """Lets the first table that is replaced wait until it is told to go on."""
 
     def __init__(self) -> None:
-        self.stuck = StuckDisk()
+        self.stuck = BlockingDisk()
         self.replaced: list[str] = []
 
     def replace(self, source: Path, target: Path) -> None:
@@ -398,14 +398,14 @@ async def test_a_table_being_written_at_the_end_does_not_overwrite_a_newer_one(
     cluster, disk = empty_cluster, SlowJson()
     broker = await cluster.start(disk=disk)
     offsets = broker.components.offsets
-    disk.stuck.stick()
+    disk.stuck.block()
     offsets.commit("g", "T", 0, 1)
     saving = asyncio.ensure_future(offsets.table_file.save())
     await eventually((cluster.folder / "broker-a" / "config" / "consumerOffset.json.tmp").exists)
     offsets.commit("g", "T", 0, 2)
     ending = asyncio.ensure_future(cluster.kill() if by_force else cluster.stop())
     await eventually(lambda: broker._components is None)
-    disk.stuck.move()
+    disk.stuck.unblock()
     await ending
     await saving
     contents = [text.partition('"offsetTable":')[2] for text in disk.replaced]
@@ -415,7 +415,7 @@ async def test_a_table_being_written_at_the_end_does_not_overwrite_a_newer_one(
 
 
 async def test_one_table_that_cannot_be_saved_keeps_no_other_from_it(cluster: Cluster) -> None:
-    class NoTopics(HastyDisk):
+    class NoTopics(NoSyncDisk):
         def replace(self, source: Path, target: Path) -> None:
             if target.name == "topics.json":
                 raise StorageError("not this one")

@@ -18,7 +18,7 @@ from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, heartb
 from tests.network.broker.clusters import Cluster
 from tests.support.apache import free_port
 from tests.support.connections import eventually
-from tests.support.disks import HastyDisk
+from tests.support.disks import NoSyncDisk
 from tests.support.raw import Request, encode
 from tests.support.scraping import listed, page, scrape, told
 from tests.support.servers import running
@@ -221,7 +221,7 @@ async def test_a_broker_that_nobody_can_find_says_so(empty_cluster: Cluster) -> 
 
 
 async def test_a_broker_whose_disk_failed_is_not_ready(empty_cluster: Cluster, expects_errors: None) -> None:
-    class Dying(HastyDisk):
+    class Dying(NoSyncDisk):
         dead = False
 
         def sync(self, descriptor: int) -> None:

@@ -15,7 +15,7 @@ from skyroute.wire.header import decode_command
 from tests.network.broker.calls import batch_body, found, found_bodies, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.support.connections import AsyncConnection, eventually
-from tests.support.disks import ForgetfulDisk, FullDisk, StuckDisk, read_all
+from tests.support.disks import BlockingDisk, FailingSyncDisk, FullDisk, read_all
 from tests.support.raw import Form, Request, compact, encode, frame
 
 LOCK_BODY = {"clientId": "c", "consumerGroup": "g", "mqSet": [{"brokerName": "broker-a", "queueId": 0, "topic": "T"}]}
@@ -469,13 +469,13 @@ async def test_a_batch_with_a_wrong_length_is_refused(
 
 
 async def test_an_answer_waits_for_the_disk_and_readers_wait_with_it(empty_cluster: Cluster) -> None:
-    cluster, disk = empty_cluster, StuckDisk()
+    cluster, disk = empty_cluster, BlockingDisk()
     await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH")
     await cluster.add_topic("T")
     line, reader = await cluster.line(), await cluster.line()
     suspended = await reader.send(pull(flag=6))
     await eventually(lambda: len(cluster.broker.components.long_polling) == 1)
-    disk.stick()
+    disk.block()
     try:
         sent = await line.send(send(body=b"1"))
         await eventually(lambda: cluster.broker.components.store.max_position > 0)
@@ -485,7 +485,7 @@ async def test_an_answer_waits_for_the_disk_and_readers_wait_with_it(empty_clust
         assert cluster.broker.components.store.max_offset("T", 0) == 0
         assert line.strays == reader.strays == []
     finally:
-        disk.move()
+        disk.unblock()
     answers = [await line.answer(opaque) for opaque in (sent, *more)]
     assert [answer.code for answer in answers] == [0, 0, 0]
     assert found_bodies(await reader.answer(suspended))[0] == b"1"
@@ -493,17 +493,17 @@ async def test_an_answer_waits_for_the_disk_and_readers_wait_with_it(empty_clust
 
 
 async def test_a_disk_that_hangs_is_told_of_in_time_to_all_who_wait(empty_cluster: Cluster) -> None:
-    cluster, disk = empty_cluster, StuckDisk()
+    cluster, disk = empty_cluster, BlockingDisk()
     await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", sync_flush_timeout_s=0.05)
     await cluster.add_topic("T")
     line = await cluster.line()
-    disk.stick()
+    disk.block()
     try:
         first = await line.call(send(body=b"1"))
         # No flush has begun for this one: the disk is still at the first.
         second = await line.call(send(body=b"2"))
     finally:
-        disk.move()
+        disk.unblock()
     assert [first.code, second.code] == [10, 10]
     assert [answer.fields["queueOffset"] for answer in (first, second)] == ["0", "1"]
     assert first.fields["msgId"]
@@ -514,17 +514,17 @@ async def test_a_disk_that_hangs_is_told_of_in_time_to_all_who_wait(empty_cluste
 
 @pytest.mark.usefixtures("expects_errors")
 async def test_after_a_failed_flush_nothing_is_taken_and_reads_go_on(empty_cluster: Cluster) -> None:
-    cluster, disk = empty_cluster, ForgetfulDisk()
+    cluster, disk = empty_cluster, FailingSyncDisk()
     await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH")
     await cluster.add_topic("T")
     line = await cluster.line()
     assert (await line.call(send(body=b"1"))).code == 0
-    disk.forgets = True
+    disk.fails = True
     for body in (b"2", b"3"):
         answer = await line.call(send(body=body))
         assert answer.code == 14
         assert (answer.remark or "").startswith("service not available now.")
-    disk.forgets = False
+    disk.fails = False
     assert (await line.call(send(body=b"4"))).code == 14
     assert found_bodies(await line.call(pull())) == [b"1"]
     await cluster.kill()

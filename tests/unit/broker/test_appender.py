@@ -23,7 +23,7 @@ from skyroute.remoting.dispatch import wait_for_response
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.command import Response
 from tests.support.clock import ManualClock
-from tests.support.disks import ForgetfulDisk, FullDisk, StuckDisk, bodies, draft, small_store
+from tests.support.disks import BlockingDisk, FailingSyncDisk, FullDisk, bodies, draft, small_store
 from tests.unit.broker.test_long_polling import Reader
 
 
@@ -145,24 +145,24 @@ async def test_without_synchronous_flushing_a_message_is_safe_at_once(room: Room
 
 
 async def test_with_it_a_message_is_safe_and_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     with room_in(tmp_path, disk, sync=True) as room:
         reader = Reader()
         room.long_polling.suspend(reader)
-        disk.stick()
+        disk.block()
         safe = room.appender.until_flushed(room.appender.put(draft()))
         assert safe is not None
         waiting = asyncio.ensure_future(safe)
         await asyncio.sleep(0)
         assert (waiting.done(), reader.looks, bodies(room.store)) == (False, 0, [])
-        disk.move()
+        disk.unblock()
         await waiting
         assert (reader.looks, bodies(room.store)) == (1, [b"body"])
         await room.flushing.stop()
 
 
 async def test_what_nobody_waits_for_is_shown_soon_too(tmp_path: Path) -> None:
-    with room_in(tmp_path, ForgetfulDisk(), sync=True) as room:
+    with room_in(tmp_path, FailingSyncDisk(), sync=True) as room:
         reader = Reader()
         room.long_polling.suspend(reader)
         reader.finds = Response
@@ -176,17 +176,17 @@ async def test_what_nobody_waits_for_is_shown_soon_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("outcome", "text"), [(Flushed.LATE, "late"), (Flushed.FAILED, "failed")])
 async def test_who_waits_for_a_disk_that_does_not_take_it_is_told(tmp_path: Path, outcome: Flushed, text: str) -> None:
     disk: Disk
-    stuck, forgetful = StuckDisk(), ForgetfulDisk()
+    stuck, forgetful = BlockingDisk(), FailingSyncDisk()
     disk = stuck if outcome is Flushed.LATE else forgetful
     with room_in(tmp_path, disk, sync=True) as room:
-        stuck.stick()
+        stuck.block()
         room.timeout_s = 0.01 if outcome is Flushed.LATE else 10.0
-        forgetful.forgets = True
+        forgetful.fails = True
         safe = room.appender.until_flushed(room.appender.put(draft()))
         assert safe is not None
         with pytest.raises(FileWriteError, match=f"record at 0 is not on the disk: flush {text}"):
             await safe
-        stuck.move()
+        stuck.unblock()
         await room.flushing.stop()
 
 

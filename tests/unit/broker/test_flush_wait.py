@@ -11,7 +11,7 @@ from skyroute.broker.store.errors import StoreClosedError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.files.disk import Disk
 from tests.support.connections import eventually
-from tests.support.disks import NOW_MS, ForgetfulDisk, StuckDisk, draft, small_store
+from tests.support.disks import NOW_MS, BlockingDisk, FailingSyncDisk, draft, small_store
 
 
 class CountingDisk(Disk):
@@ -80,25 +80,25 @@ async def test_those_of_one_turn_share_a_flush(make: Make) -> None:
 
 
 async def test_those_who_come_during_a_flush_share_the_next(make: Make) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     room = make(disk)
-    disk.stick()
+    disk.block()
     room.wait("a")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     room.wait("b")
     room.wait("c")
     assert repr(room.flushing) == "<Flushing waiting=3 busy>"
-    disk.move()
+    disk.unblock()
     await eventually(lambda: room.is_told("a", "b", "c"))
     assert room.flushes == 2
     await room.flushing.stop()
 
 
 async def test_each_is_told_in_its_own_time_that_the_disk_hangs(make: Make) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     room = make(disk)
-    disk.stick()
+    disk.block()
     room.timeout_s = 0.01
     room.wait("a")
     await eventually(lambda: room.is_told("a"))
@@ -106,7 +106,7 @@ async def test_each_is_told_in_its_own_time_that_the_disk_hangs(make: Make) -> N
     await eventually(lambda: room.is_told("a", "b"))
     room.timeout_s = 60
     room.wait("c")
-    disk.move()
+    disk.unblock()
     await eventually(lambda: room.is_told("a", "b", "c"))
     assert room.outcomes == [Flushed.LATE, Flushed.LATE, Flushed.DONE]
     await room.flushing.stop()
@@ -115,9 +115,9 @@ async def test_each_is_told_in_its_own_time_that_the_disk_hangs(make: Make) -> N
 async def test_a_failed_flush_fails_all_who_wait_and_closes_the_store(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk = ForgetfulDisk()
+    disk = FailingSyncDisk()
     room = make(disk)
-    disk.forgets = True
+    disk.fails = True
     room.wait("a")
     room.wait("b")
     await eventually(lambda: room.is_told("a", "b"))
@@ -125,7 +125,7 @@ async def test_a_failed_flush_fails_all_who_wait_and_closes_the_store(
     assert "flush failed cause=this sync fails" in caplog.text
     with pytest.raises(StoreClosedError, match="could not be flushed"):
         room.append()
-    disk.forgets = False
+    disk.fails = False
     room.flushing.flush_soon()
     async with asyncio.timeout(5):
         await room.flushing.run()  # it has nothing to do any more
@@ -145,16 +145,16 @@ async def test_what_nobody_waits_for_is_flushed_soon_if_somebody_hurries(make: M
 
 
 async def test_what_is_wanted_while_a_flush_is_under_way_is_not_forgotten(make: Make) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     room = make(disk)
-    disk.stick()
+    disk.block()
     room.append()
     room.flushing.flush_soon()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     room.append()
     room.flushing.flush_soon()
-    disk.move()
+    disk.unblock()
     await eventually(lambda: room.store.flushed_position == room.store.max_position)
     assert room.flushes == 2
     await room.flushing.stop()
@@ -173,24 +173,24 @@ async def test_now_and_then_whatever_there_is_is_flushed(make: Make) -> None:
 
 
 async def test_those_who_wait_now_can_be_waited_for(make: Make) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     room = make(disk)
     await room.flushing.drain()
-    disk.stick()
+    disk.block()
     room.wait("a")
     drained = asyncio.ensure_future(room.flushing.drain())
     await asyncio.sleep(0)
     assert not drained.done()
-    disk.move()
+    disk.unblock()
     await drained
     assert room.told == [("a", Flushed.DONE)]
     await room.flushing.stop()
 
 
 async def test_the_end_waits_for_the_flush_under_way_and_fails_the_rest(make: Make) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     room = make(disk)
-    disk.stick()
+    disk.block()
     room.wait("a")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -198,7 +198,7 @@ async def test_the_end_waits_for_the_flush_under_way_and_fails_the_rest(make: Ma
     stopping = asyncio.ensure_future(room.flushing.stop())
     await asyncio.sleep(0)
     assert not stopping.done()
-    disk.move()
+    disk.unblock()
     await stopping
     assert room.told == [("a", Flushed.DONE), ("b", Flushed.FAILED)]
     room.wait("c")

@@ -10,7 +10,7 @@ from skyroute.broker.tables.table_file import TableFile
 from skyroute.files.disk import Disk
 from skyroute.files.errors import FileWriteError
 from tests.support.connections import eventually
-from tests.support.disks import ForgetfulDisk, StuckDisk
+from tests.support.disks import BlockingDisk, FailingSyncDisk
 
 
 class Table:
@@ -48,40 +48,40 @@ async def test_what_was_touched_is_written_and_nothing_else(tmp_path: Path) -> N
 
 
 async def test_many_who_ask_during_a_write_share_the_next(tmp_path: Path) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     table = Table(tmp_path, disk)
-    disk.stick()
+    disk.block()
     saves = []
     for _ in range(4):
         table.change()
         saves.append(asyncio.ensure_future(table.table_file.save()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    disk.move()
+    disk.unblock()
     await asyncio.gather(*saves)
     assert (table.kept, table.renders) == ({"value": 4}, [1, 4])
 
 
 async def test_who_no_longer_waits_does_not_end_the_others_write(tmp_path: Path) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     table = Table(tmp_path, disk)
-    disk.stick()
+    disk.block()
     table.change()
     first, second = (asyncio.ensure_future(table.table_file.save()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.sleep(0)
-    disk.move()
+    disk.unblock()
     await second
     assert first.cancelled()
     assert table.kept == {"value": 1}
 
 
 async def test_the_end_waits_for_the_write_under_way(tmp_path: Path) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     table = Table(tmp_path, disk)
     await table.table_file.finish_writes()
-    disk.stick()
+    disk.block()
     table.change()
     asker = asyncio.ensure_future(table.table_file.save())
     await asyncio.sleep(0)
@@ -91,7 +91,7 @@ async def test_the_end_waits_for_the_write_under_way(tmp_path: Path) -> None:
     finished = asyncio.ensure_future(table.table_file.finish_writes())
     await asyncio.sleep(0)
     assert not finished.done()
-    disk.move()
+    disk.unblock()
     await finished
     assert table.kept == {"value": 1}
     table.table_file.save_now()
@@ -99,11 +99,11 @@ async def test_the_end_waits_for_the_write_under_way(tmp_path: Path) -> None:
 
 
 async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path) -> None:
-    disk = ForgetfulDisk()
+    disk = FailingSyncDisk()
     table = Table(tmp_path, disk)
     table.change()
     await table.table_file.save()
-    disk.forgets = True
+    disk.fails = True
     table.change()
     for _ in range(2):
         with pytest.raises(FileWriteError):
@@ -111,7 +111,7 @@ async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path
     with pytest.raises(FileWriteError):
         table.table_file.save_now()
     assert table.kept == {"value": 1}
-    disk.forgets = False
+    disk.fails = False
     await table.table_file.save()
     assert table.kept == {"value": 2}
 
@@ -119,16 +119,16 @@ async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path
 async def test_a_failed_write_that_nobody_waits_for_is_no_loose_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk = ForgetfulDisk()
+    disk = FailingSyncDisk()
     table = Table(tmp_path, disk)
-    disk.forgets = True
+    disk.fails = True
     table.change()
     asker = asyncio.ensure_future(table.table_file.save())
     await asyncio.sleep(0)
     asker.cancel()
     await eventually(asker.done)
     await table.table_file.finish_writes()
-    disk.forgets = False
+    disk.fails = False
     table.table_file.save_now()
     assert table.kept == {"value": 1}
     assert "never retrieved" not in caplog.text

@@ -22,10 +22,10 @@ from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from tests.support.disks import (
     NOW_MS,
     FailingDisk,
-    HastyDisk,
     KilledError,
     KillingDisk,
-    RestartedMachine,
+    NoSyncDisk,
+    RestartedMachineDisk,
     bodies,
     draft,
     read_all,
@@ -56,7 +56,7 @@ def append_long(store: MessageStore, items: list[RawItem], about: Draft | None =
 @contextmanager
 def opened(folder: Path, disk: Disk | None = None, *, index_entries: int = 200) -> Iterator[MessageStore]:
     store = small_store(
-        folder, disk or HastyDisk(), log_segment_bytes=SEGMENT, index_entries=index_entries, index_process=False
+        folder, disk or NoSyncDisk(), log_segment_bytes=SEGMENT, index_entries=index_entries, index_process=False
     )
     try:
         yield store
@@ -128,7 +128,7 @@ def test_a_batch_is_never_divided_between_files(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
-    store = small_store(tmp_path, HastyDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
+    store = small_store(tmp_path, NoSyncDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
     append_long(store, items_of(30))
     assert not store.dispatch_step()
     assert store.max_offset("T", 0) == 0
@@ -138,7 +138,7 @@ def test_a_batch_is_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_a_topic_that_is_deleted_leaves_nothing_behind(tmp_path: Path) -> None:
-    store = small_store(tmp_path, HastyDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
+    store = small_store(tmp_path, NoSyncDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
     append_long(store, items_of(30))
     store.delete_topic("T")
     store.flush()
@@ -149,7 +149,7 @@ def test_a_batch_of_a_topic_that_is_deleted_leaves_nothing_behind(tmp_path: Path
     store.close()
 
 
-@pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
+@pytest.mark.parametrize("disk", [NoSyncDisk, RestartedMachineDisk])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
     tmp_path: Path, disk: type[Disk], steps: int
@@ -161,7 +161,7 @@ def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
         "index_slots": 5000,
         "index_entries": 9000,
     }
-    store = small_store(tmp_path, HastyDisk(), index_process=False, **settings)
+    store = small_store(tmp_path, NoSyncDisk(), index_process=False, **settings)
     store.append(draft(), NOW_MS)
     store.flush()
     append_long(store, items_of(messages))
@@ -178,7 +178,9 @@ def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
 
 
 @pytest.mark.parametrize("is_long", [False, True])
-@pytest.mark.parametrize(("restarted", "half"), [(HastyDisk, False), (HastyDisk, True), (RestartedMachine, False)])
+@pytest.mark.parametrize(
+    ("restarted", "half"), [(NoSyncDisk, False), (NoSyncDisk, True), (RestartedMachineDisk, False)]
+)
 def test_a_process_that_is_killed_leaves_all_of_a_batch_or_nothing(
     tmp_path: Path, restarted: type[Disk], half: bool, is_long: bool
 ) -> None:
