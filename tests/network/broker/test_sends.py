@@ -92,18 +92,18 @@ async def test_a_batch_is_stored_as_its_messages(cluster: Cluster, line: AsyncCo
 LONG_BATCH = 4 * BATCH_MESSAGES_A_STEP + 1
 
 
-class Rests:
-    """Takes the place of the rests between the steps of long work: stops at one of them until the test goes on."""
+class StepPauses:
+    """Replaces the pauses between the steps of long work: stops at one of them until the test sets `go_on`."""
 
     def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
         self._store = cluster.broker.components.store
         self._stop_at = stop_at
         self.stopped, self.go_on = asyncio.Event(), asyncio.Event()
         self.ends: list[int] = []
-        """The end of the queue at each rest."""
-        monkeypatch.setattr(cluster.broker.components.prompt_runner, "_rest", self._rest)
+        """The end of the queue at each pause."""
+        monkeypatch.setattr(cluster.broker.components.prompt_runner, "_pause", self._pause)
 
-    async def _rest(self, step_s: float) -> None:
+    async def _pause(self, step_s: float) -> None:
         self.ends.append(self._store.max_offset("T", 0))
         if len(self.ends) == self._stop_at:
             self.stopped.set()
@@ -115,16 +115,20 @@ class Rests:
 async def test_a_long_batch_is_stored_at_once_and_others_are_served_before(
     cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    other, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, stop_at)
+    other, store, pauses = (
+        await cluster.line(),
+        cluster.broker.components.store,
+        StepPauses(cluster, monkeypatch, stop_at),
+    )
     batch = await line.send(send(body=batch_body((b"%d" % number, "") for number in range(LONG_BATCH)), code=320))
-    await rests.stopped.wait()
+    await pauses.stopped.wait()
     answers = [(await other.call(send(body=b"before"))).fields["queueOffset"] for _ in range(3)]
     assert answers == ["0", "1", "2"]
-    rests.go_on.set()
+    pauses.go_on.set()
     receipt = await line.answer(batch)
     assert (receipt.code, receipt.fields["queueOffset"]) == (0, "3")
     assert (await other.call(send(body=b"later"))).fields["queueOffset"] == str(LONG_BATCH + 3)
-    assert set(rests.ends) == {0, 3, LONG_BATCH + 3} - ({3} if stop_at == 5 else set())
+    assert set(pauses.ends) == {0, 3, LONG_BATCH + 3} - ({3} if stop_at == 5 else set())
     stored = read_all(store, "T", 0)
     wanted = [*[b"before"] * 3, *(b"%d" % number for number in range(LONG_BATCH)), b"later"]
     assert [message.body for message in stored] == wanted
@@ -144,11 +148,15 @@ async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: 
 async def test_nothing_of_a_long_batch_is_stored_if_its_topic_is_deleted_before(
     cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    admin, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, stop_at)
+    admin, store, pauses = (
+        await cluster.line(),
+        cluster.broker.components.store,
+        StepPauses(cluster, monkeypatch, stop_at),
+    )
     batch = await line.send(send(body=batch_body([(b"x", "")] * LONG_BATCH), code=320))
-    await rests.stopped.wait()
+    await pauses.stopped.wait()
     assert (await admin.call(215, {"topic": "T"})).code == 0
-    rests.go_on.set()
+    pauses.go_on.set()
     refused = await line.answer(batch)
     assert (refused.code, refused.fields["MSG_REGION"]) == (17, "DefaultRegion")
     assert refused.remark == "topic[T] was deleted before the message was stored"
@@ -159,11 +167,11 @@ async def test_nothing_of_a_long_batch_is_stored_if_its_topic_is_deleted_before(
 async def test_a_long_batch_is_stored_though_its_sender_hangs_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, 1)
+    sender, store, pauses = await cluster.line(), cluster.broker.components.store, StepPauses(cluster, monkeypatch, 1)
     await sender.send(send(body=batch_body([(b"x", "")] * LONG_BATCH), code=320))
-    await rests.stopped.wait()
+    await pauses.stopped.wait()
     await sender.close()
-    rests.go_on.set()
+    pauses.go_on.set()
     await eventually(lambda: store.max_offset("T", 0) == LONG_BATCH)
 
 
