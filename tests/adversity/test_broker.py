@@ -155,8 +155,8 @@ async def test_requests_nobody_knows_are_refused(cluster: Cluster) -> None:
 async def test_one_way_nonsense_is_not_answered(cluster: Cluster) -> None:
     line = await cluster.line()
     for code in sorted(cluster.broker.components.handlers()):
-        await line.tell(Request(code))
-        await line.tell(Request(code, dict.fromkeys(SANE, "x"), b"{"))
+        await line.send_oneway(Request(code))
+        await line.send_oneway(Request(code, dict.fromkeys(SANE, "x"), b"{"))
     assert (await line.call(send())).code == 0
     assert line.strays == []
 
@@ -169,7 +169,7 @@ async def test_a_consumer_that_does_not_read_costs_its_own_answers_only(cluster:
     for _ in range(3):
         assert (await sender.call(send(body=bytes(1 << 20)))).code == 0
     slow = await cluster.line(receive_buffer_bytes=4096)
-    slow.stop_listening()
+    slow.pause_reading()
     for _ in range(100):
         await slow.send(pull(count=3))
     (server,) = cluster.broker._servers

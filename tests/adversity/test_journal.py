@@ -192,7 +192,7 @@ def test_repeated_suspension_evicts_no_broker(tmp_path: Path, loop: Loop) -> Non
                 with server.suspended():
                     until = time.monotonic() + 3.0
                     while time.monotonic() < until:
-                        line.tell(HEARTBEAT, beating.identity)
+                        line.send_oneway(HEARTBEAT, beating.identity)
                         time.sleep(0.1)
                 eventually(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS, "it runs")
                 time.sleep(0.2)

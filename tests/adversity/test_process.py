@@ -136,14 +136,14 @@ def test_standing_still_costs_no_broker_its_place(tmp_path: Path) -> None:
             until = time.monotonic() + 5.5
             while time.monotonic() < until:
                 for line in lines:
-                    line.tell(HEARTBEAT, beating.identity)
+                    line.send_oneway(HEARTBEAT, beating.identity)
                 time.sleep(0.2)
         # The lease and the line's own time are over by the clock, and the proof of life waits in the socket.
         for _ in range(6):
             for server, line in zip(servers, lines, strict=True):
                 with RawConnection(server.address, timeout_s=PATIENCE_S) as other:
                     assert other.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS
-                line.tell(HEARTBEAT, beating.identity)
+                line.send_oneway(HEARTBEAT, beating.identity)
             time.sleep(0.1)
         for server, line in zip(servers, lines, strict=True):
             assert line.call(GET_CLUSTERS).code == SUCCESS

@@ -62,7 +62,7 @@ def test_a_code_nobody_knows_is_answered_so(server: ServerProcess, code: int, fo
     with survived(server, lines_max=0), RawConnection(server.address, form=form) as line:
         answer = line.call(code)
         assert (answer.code, answer.remark) == (NOT_SUPPORTED, f" request type {code} not supported")
-        line.tell(code)
+        line.send_oneway(code)
         assert line.call(GET_CLUSTERS).code == SUCCESS
         assert line.strays == []
 

@@ -184,7 +184,7 @@ async def test_a_peer_has_only_so_many_questions_at_once(host: Host, guest: Asyn
 
 async def test_a_peer_that_takes_nothing_is_told_nothing(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
-    guest.stop_listening()
+    guest.pause_reading()
     asked = [await guest.send(WAIT) for _ in range(16)]
     await eventually(lambda: len(host.waiting) == 16)
     host.give_all(bytes(1 << 20))
@@ -192,7 +192,7 @@ async def test_a_peer_that_takes_nothing_is_told_nothing(host: Host, guest: Asyn
     peer.send_oneway(Request(40))
     with pytest.raises(CallTimeoutError, match="has too many open calls"):
         await peer.call(Request(39), 5)
-    guest.listen_again()
+    guest.resume_reading()
     assert [len((await guest.answer(opaque)).body) for opaque in asked] == [1 << 20] * 16
     assert (await guest.call(ECHO)).code == 0
     assert guest.strays == []
@@ -209,7 +209,7 @@ async def test_answers_given_later_reach_those_who_asked(host: Host, guest: Asyn
 
 
 async def test_one_way_requests_are_not_answered_later_either(host: Host, guest: AsyncConnection) -> None:
-    await guest.tell(WAIT)
+    await guest.send_oneway(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     host.give_all()
     assert (await guest.call(ECHO, body=b"next")).body == b"next"
@@ -252,7 +252,7 @@ async def test_who_waits_for_too_much_is_not_read_from_until_there_is_less(
 
 async def test_late_answers_that_pile_up_end_the_connection() -> None:
     async with hosted(Limits(unsent_bytes_max=4 << 20)) as host, connection_to(host.address) as slow:
-        slow.stop_listening()
+        slow.pause_reading()
         for _ in range(40):
             await slow.send(WAIT)
         await eventually(lambda: len(host.waiting) == 40)

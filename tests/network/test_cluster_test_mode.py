@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.network.cluster import MASTER, OTHER, addresses, register, route, topics
-from tests.support.connections import AsyncConnection, Ear, connection_to, ear, eventually, until
+from tests.support.connections import (
+    AsyncConnection,
+    ListeningBroker,
+    connection_to,
+    eventually,
+    listening_broker,
+    until,
+)
 from tests.support.raw import Registration, Topic
 from tests.support.servers import Running, running
 
@@ -105,7 +112,7 @@ async def test_many_questions_wait_for_production_at_once_and_each_gets_its_own_
 async def test_later_requests_do_not_wait_for_one_that_asks_production(tmp_path: Path) -> None:
     async with silent_upstream(tmp_path) as (test, deaf), connection_to(test.address) as line:
         question = await line.send(105, {"topic": "OnlyThere"})
-        await deaf.hear()
+        await deaf.receive()
         await register(line, MASTER)
         assert await topics(line) == ["TopicA", "TopicB"]
         deaf.hang_up()
@@ -118,7 +125,7 @@ async def test_later_requests_do_not_wait_for_one_that_asks_production(tmp_path:
 async def test_production_that_is_away_is_as_if_it_knew_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with ear() as gone:
+    async with listening_broker() as gone:
         pass
     async with environments(tmp_path, gone.address) as (test, production), connection_to(production.address) as there:
         await register(there, PRODUCTION)
@@ -155,9 +162,9 @@ async def test_production_that_never_answers_is_given_up(tmp_path: Path, caplog:
 
 
 @asynccontextmanager
-async def silent_upstream(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[tuple[Running, Ear]]:
+async def silent_upstream(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[tuple[Running, ListeningBroker]]:
     """A test environment whose production hears every question and answers none."""
-    async with ear() as deaf:
+    async with listening_broker() as deaf:
         asking = running(folder, upstream=[deaf.address], cluster_test=True, connect_timeout_s=timeout_ms / 1000)
         async with asking as test:
             yield test, deaf
@@ -169,7 +176,7 @@ async def test_an_asker_that_leaves_before_the_answer_leaves_nothing_behind(tmp_
         async with connection_to(test.address) as asker:
             for _ in range(3):
                 await asker.send(105, {"topic": "OnlyThere"})
-                await deaf.hear()
+                await deaf.receive()
             if end == "abort":
                 asker.abort()
         await eventually(lambda: test.connections == 0)
@@ -184,7 +191,7 @@ async def test_an_asker_that_leaves_before_the_answer_leaves_nothing_behind(tmp_
 async def test_a_server_that_stops_does_not_wait_for_production(tmp_path: Path) -> None:
     async with silent_upstream(tmp_path) as (test, deaf), connection_to(test.address) as line:
         await line.send(105, {"topic": "OnlyThere"})
-        await deaf.hear()
+        await deaf.receive()
         async with asyncio.timeout(5):
             await test.server.stop()
         await line.until_closed()
@@ -195,9 +202,9 @@ async def test_a_connection_waits_for_a_bounded_number_of_answers(tmp_path: Path
     async with silent_upstream(tmp_path) as (test, deaf), connection_to(test.address) as line:
         asked = [await line.send(105, {"topic": "OnlyThere"}) for _ in range(1500)]
         for _ in range(1024):
-            await deaf.hear()
+            await deaf.receive()
         await register_elsewhere(test)
-        assert deaf.is_silent
+        assert deaf.is_drained
         deaf.hang_up()
 
         async def hang_up_again() -> bool:

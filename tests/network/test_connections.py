@@ -34,7 +34,7 @@ async def test_every_request_counts_as_a_sign_of_life(
     for _ in range(3):
         nameserver.pass_time(100)
         if one_way:
-            await line.tell(9999)
+            await line.send_oneway(9999)
         assert (await line.call(206)).code == 0
     nameserver.pass_time(121)
     await line.until_closed()
@@ -46,7 +46,7 @@ async def test_an_idle_connection_is_no_ones_fault(
     await line.call(206)
     nameserver.pass_time(121)
     await line.until_closed()
-    assert f"connection closed peer={line.own_address} reason=idle" in caplog.text
+    assert f"connection closed peer={line.local_address} reason=idle" in caplog.text
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
@@ -165,7 +165,7 @@ async def test_a_connection_closed_for_bad_bytes_takes_its_brokers_with_it(
         await broker.until_closed()
         assert broker.strays == []
     await until(lambda: is_gone(line))
-    assert f"connection closed peer={broker.own_address} reason=" in caplog.text
+    assert f"connection closed peer={broker.local_address} reason=" in caplog.text
 
 
 @pytest.mark.parametrize(

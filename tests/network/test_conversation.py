@@ -32,11 +32,11 @@ async def test_an_unknown_code_is_answered_with_javas_text_and_its_leading_blank
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_one_way_request_is_carried_out_and_never_answered(nameserver: Running, form: Form) -> None:
     async with connection_to(nameserver.address, form=form) as line:
-        await line.tell(MASTER.request)
-        await line.tell(9999)
-        await line.tell(103, {"brokerName": "broker-b"})
-        await line.tell(105, {"topic": "TopicA"})
-        await line.tell(318, body=b"listenPort=none")
+        await line.send_oneway(MASTER.request)
+        await line.send_oneway(9999)
+        await line.send_oneway(103, {"brokerName": "broker-b"})
+        await line.send_oneway(105, {"topic": "TopicA"})
+        await line.send_oneway(318, body=b"listenPort=none")
         assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
         assert line.strays == []
 
@@ -111,7 +111,7 @@ async def test_a_request_that_stops_halfway_is_answered_after_its_other_half(lin
 async def test_a_peer_that_closes_its_half_is_still_answered(nameserver: Running) -> None:
     async with connection_to(nameserver.address) as line:
         question = await line.send(Request(206))
-        line.say_no_more()
+        line.write_eof()
         assert (await line.answer(question)).code == 0
         await line.until_closed()
 
@@ -224,7 +224,7 @@ async def test_one_peers_mistakes_do_not_hide_anothers(
     caplog.clear()
     async with connection_to(nameserver.address) as other:
         assert (await other.call(105)).code == 1
-        assert f"peer={other.own_address}" in caplog.text
+        assert f"peer={other.local_address}" in caplog.text
 
 
 async def test_after_a_refusal_the_connection_goes_on(line: AsyncConnection) -> None:

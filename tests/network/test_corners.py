@@ -27,17 +27,17 @@ async def test_a_bad_header_among_requests_that_wait_ends_the_connection_in_its_
     bad = frame(b"no header")
     async with slow_to_send(tmp_path) as here, slow_to_read(here) as slow:
         await register(slow, LONG_LIST)
-        slow.stop_listening()
+        slow.pause_reading()
         first = [Request(206)] * 10 if waits_for == "answers" else [big_registration()]
         stream = [encode(request, at) for at, request in enumerate([*first, Request(304)])]
         await slow.write(b"".join([*stream, bad, encode(Request(304), 99)]))
         if waits_for == "answers":
             await eventually(lambda: here.unsent_bytes > 0)
-        slow.listen_again()
+        slow.resume_reading()
         await slow.until_closed()
         assert [answer.opaque for answer in slow.strays] == list(range(len(stream)))
         await eventually(lambda: here.connections == 0)
-        assert f"connection closed peer={slow.own_address} reason=" in caplog.text
+        assert f"connection closed peer={slow.local_address} reason=" in caplog.text
 
 
 async def test_a_goodbye_over_tls_ends_the_connection_at_once(tmp_path: Path) -> None:

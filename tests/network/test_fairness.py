@@ -228,7 +228,7 @@ async def test_answers_that_are_ready_count_as_well(asked: Asked) -> None:
 async def test_requests_are_answered_after_the_peer_has_said_that_nothing_follows(asked: Asked) -> None:
     async with connection_to(asked.address) as line:
         await line.write(many(DEAR, 300))
-        line.say_no_more()
+        line.write_eof()
         assert [(await line.receive()).opaque for _ in range(300)] == list(range(1, 301))
         await line.until_closed()
     await eventually(lambda: asked.server.connection_count == 0)

@@ -35,7 +35,7 @@ from tests.network.cluster import (
     world,
 )
 from tests.network.notices import at, contents, full_queue, gained
-from tests.support.connections import AsyncConnection, connection_to, ear, eventually, until
+from tests.support.connections import AsyncConnection, connection_to, eventually, listening_broker, until
 from tests.support.raw import DataVersion, Registration, Request, Topic, encode, mapping
 from tests.support.servers import Running, running
 
@@ -255,7 +255,7 @@ async def test_bug_14_the_zone_filter_keeps_to_the_askers_dialect(
 
 async def test_bug_15_a_lone_broker_is_not_told_about_itself(tmp_path: Path) -> None:
     notifying = running(tmp_path, notify_min_broker_id_changed=True)
-    async with notifying as here, connection_to(here.address) as line, ear() as broker:
+    async with notifying as here, connection_to(here.address) as line, listening_broker() as broker:
         await register(line, at(broker.address, 1), at(broker.address, 0))
         await register(line, at(broker.address, 1))  # it steps down again, and is still alone
         # Groups that allow no acting master are told nothing on registration either.
@@ -263,8 +263,8 @@ async def test_bug_15_a_lone_broker_is_not_told_about_itself(tmp_path: Path) -> 
         await register(line, at("127.0.0.1:9", 2, broker="quiet", acting=False).but(cluster="Quiet"))
         master = at("127.0.0.1:1", 0)
         await register(line, master)
-        assert contents(await broker.hear()) == gained(master)
-        assert broker.is_silent
+        assert contents(await broker.receive()) == gained(master)
+        assert broker.is_drained
 
 
 async def test_bug_16_a_bad_goodbye_spoils_no_other(line: AsyncConnection) -> None:

@@ -58,7 +58,7 @@ async def test_every_kind_of_heartbeat_renews_a_lease(
     for _ in range(4):
         nameserver.pass_time(8)
         if one_way:
-            await line.tell(sign)
+            await line.send_oneway(sign)
         else:
             assert (await line.call(sign)).code == 0
         assert await addresses(line) == HERE_A
@@ -88,7 +88,7 @@ async def test_a_heartbeat_may_come_over_another_connection(nameserver: Running,
         await register(broker, SHORT)
         for _ in range(4):
             nameserver.pass_time(8)
-            await line.tell(904, HERE)
+            await line.send_oneway(904, HERE)
             assert await addresses(line) == HERE_A
     await eventually(lambda: nameserver.connections == 1)
     assert await addresses(line) == {}  # it was registered over the other one
@@ -100,7 +100,7 @@ async def test_the_silence_of_one_broker_does_not_cut_off_the_others_of_its_cont
     await register(line, SHORT, OTHER)
     for _ in range(4):
         nameserver.pass_time(8)
-        await line.tell(904, OTHER.identity)
+        await line.send_oneway(904, OTHER.identity)
     assert await addresses(line) == {"broker-b": {"0": "10.0.0.3:10911"}}
     assert line.strays == []
 

@@ -82,7 +82,7 @@ async def test_a_peer_that_hangs_up_during_its_long_registration_leaves_nothing(
 
 
 async def test_a_long_registration_may_be_one_way(line: AsyncConnection) -> None:
-    await line.tell(big_registration())
+    await line.send_oneway(big_registration())
     assert await addresses(line, "topic-of-many-099999") == {"broker-a": {"0": "10.0.0.1:10911"}}
     assert line.strays == []
 
@@ -213,13 +213,13 @@ async def test_a_peer_that_asks_faster_than_it_reads_is_slowed_down(tmp_path: Pa
         await register(slow, LONG_LIST)
         one_answer = len((await slow.call(206)).body)
         assert one_answer > 100_000
-        slow.stop_listening()
+        slow.pause_reading()
         asked = [await slow.send(206) for _ in range(100)]
         await eventually(lambda: here.unsent_bytes > 0)
         assert here.unsent_bytes < 3 * one_answer  # of a hundred
         async with connection_to(here.address) as other:  # nobody else waits
             assert await addresses(other, "topic-with-a-long-name-000001") == {"broker-a": {"0": "10.0.0.1:10911"}}
-        slow.listen_again()
+        slow.resume_reading()
         answers = [await slow.answer(opaque) for opaque in asked]
         assert {len(answer.body) for answer in answers} == {one_answer}
         await eventually(lambda: here.unsent_bytes == here.buffered_bytes == 0)
@@ -231,10 +231,10 @@ async def test_requests_that_wait_for_their_turn_keep_their_order(tmp_path: Path
         await register(slow, LONG_LIST)
         stream = [*([Request(206)] * 30), OTHER.request, Request(105, {"topic": "TopicC"}), OTHER.unregistration]
         stream += [*([Request(206)] * 30), Request(105, {"topic": "TopicC"})]
-        slow.stop_listening()
+        slow.pause_reading()
         await slow.write(b"".join(encode(request, at) for at, request in enumerate(stream)))
         await eventually(lambda: here.unsent_bytes > 0)
-        slow.listen_again()
+        slow.resume_reading()
         answers = [await slow.receive() for _ in stream]
         assert [answer.opaque for answer in answers] == list(range(len(stream)))
         assert [answer.code for answer in answers if len(answer.body) < 100_000] == [0, 0, 0, 17]
@@ -243,7 +243,7 @@ async def test_requests_that_wait_for_their_turn_keep_their_order(tmp_path: Path
 async def test_a_peer_that_takes_no_answers_is_parted_with(tmp_path: Path) -> None:
     async with slow_to_send(tmp_path) as here, slow_to_read(here) as stuck:
         await register(stuck, LONG_LIST)
-        stuck.stop_listening()
+        stuck.pause_reading()
         for _ in range(10):
             await stuck.send(206)
         await eventually(lambda: here.unsent_bytes > 0)

@@ -40,7 +40,7 @@ async def test_port_zero_lets_the_system_choose_and_the_choice_is_told(
             await register(line, MASTER)
             assert await topics(line) == ["TopicA", "TopicB"]
             await line.call(205, {"brokerName": "broker-a"})
-            own_port = line.own_address.rpartition(":")[2]
+            own_port = line.local_address.rpartition(":")[2]
             assert f"peer={shown}:{own_port}" in caplog.text
 
 

@@ -59,7 +59,7 @@ def requests(seen: Scrape) -> dict[tuple[str, str], float]:
 async def test_every_request_is_counted_by_what_became_of_it(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), connection_to(here.address) as line:
         await register(line, MASTER, OTHER)
-        await line.tell(SLAVE.request)
+        await line.send_oneway(SLAVE.request)
         for _ in range(5):  # the first is looked up, the others are known by their bytes
             await addresses(line)
         assert (await line.call(105, {"topic": "Nowhere"})).code == 17

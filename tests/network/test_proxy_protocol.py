@@ -61,7 +61,7 @@ async def shows(
     await register(line, MASTER)
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
     await line.call(205, {"brokerName": "broker-a"})
-    assert f"writes forbidden by operator peer={shown or line.own_address} broker=broker-a" in caplog.text
+    assert f"writes forbidden by operator peer={shown or line.local_address} broker=broker-a" in caplog.text
     assert nameserver.connections == 1
 
 
@@ -95,7 +95,7 @@ async def test_a_header_from_an_address_that_is_not_trusted_ends_the_connection(
         await line.until_closed()
         assert line.strays == []
         expected = "a PROXY header from an address that trustedProxies does not name"
-        assert f"connection closed peer={line.own_address} reason={expected}" in caplog.text
+        assert f"connection closed peer={line.local_address} reason={expected}" in caplog.text
         assert (await other.call(206)).code == 0, "a peer without a header is served"
 
 
@@ -121,7 +121,7 @@ async def test_the_header_may_come_in_pieces_and_with_the_first_request(
     for at in range(0, len(stream), step):
         await line.write(stream[at : at + step])
     assert (await line.receive()).code == 0
-    assert f"writes forbidden by operator peer={shown or line.own_address} broker=broker-a" in caplog.text
+    assert f"writes forbidden by operator peer={shown or line.local_address} broker=broker-a" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ async def test_a_malformed_header_ends_the_connection(
     await line.until_closed()
     assert line.strays == []
     await eventually(lambda: nameserver.connections == 0)
-    assert f"connection closed peer={line.own_address} reason=" in caplog.text
+    assert f"connection closed peer={line.local_address} reason=" in caplog.text
     assert "\x1b" not in caplog.text
 
 

@@ -15,7 +15,7 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
 from tests.network.cluster import MASTER, OTHER, register, topics
 from tests.network.notices import at
-from tests.support.connections import AsyncConnection, connection_to, ear, eventually, until
+from tests.support.connections import AsyncConnection, connection_to, eventually, listening_broker, until
 from tests.support.raw import VERSION_4, VERSION_5, Request, Topic, split_address
 from tests.support.servers import Running, own_files, running
 
@@ -56,7 +56,7 @@ async def test_an_older_peer_is_still_served(tmp_path: Path, version: int) -> No
 
 async def test_a_one_way_request_of_a_peer_that_would_be_sent_away_is_dropped(tmp_path: Path) -> None:
     async with draining(tmp_path) as (_, line, _):
-        await line.tell(OTHER.request)
+        await line.send_oneway(OTHER.request)
         answer = await line.call(Request(206, version=VERSION_4))
         assert answer.value == {"topicList": ["TopicA", "TopicB"]}
         assert line.strays == []
@@ -105,7 +105,7 @@ async def test_a_plain_stop_is_at_once_and_closes_every_connection(nameserver: R
 async def test_our_own_stop_is_not_taken_for_the_brokers_departure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with ear() as slaves, running(tmp_path, notify_min_broker_id_changed=True) as here:
+    async with listening_broker() as slaves, running(tmp_path, notify_min_broker_id_changed=True) as here:
         async with connection_to(here.address) as line, connection_to(here.address) as other:
             await register(line, at("127.0.0.1:1", 0))
             await register(other, at(slaves.address, 1))
@@ -113,7 +113,7 @@ async def test_our_own_stop_is_not_taken_for_the_brokers_departure(
             await line.until_closed()
             await other.until_closed()
         assert "broker left" not in caplog.text
-        assert slaves.is_silent
+        assert slaves.is_drained
 
 
 async def test_answers_that_are_ready_are_handed_over_before_the_end(
@@ -161,7 +161,7 @@ async def test_a_peer_that_takes_no_answers_cannot_hold_up_the_stop(tmp_path: Pa
     ):
         many = [Topic(f"topic-with-a-long-name-{number:06}") for number in range(4_000)]
         await register(line, MASTER.but(topics=many))
-        line.stop_listening()
+        line.pause_reading()
         for _ in range(10):
             await line.send(206)
         await eventually(lambda: here.unsent_bytes > 0)

@@ -16,7 +16,7 @@ from skyroute.remoting.errors import TlsError
 from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMode, TlsSettings
 from tests.network.certificates import Files, client_of, client_that_trusts_anyone
 from tests.network.cluster import CLUSTER, MASTER, addresses, register, topics
-from tests.support.connections import connection_to, ear, eventually, until
+from tests.support.connections import connection_to, eventually, listening_broker, until
 from tests.support.raw import ClosedError, Form, Registration, Topic, encode, split_address
 from tests.support.servers import Running, running
 
@@ -77,7 +77,7 @@ async def test_why_a_peer_is_not_served_is_in_the_log(
             await line.receive()
         await line.close()
         await eventually(lambda: here.connections == 0)
-        assert f"connection closed peer={line.own_address} reason=" in caplog.text
+        assert f"connection closed peer={line.local_address} reason=" in caplog.text
         assert said in caplog.text
 
 
@@ -112,7 +112,7 @@ async def test_brokers_and_clients_speak_as_over_plain_text(
             assert len(await topics(line)) == 5_000
             asked = [await line.send(206) for _ in range(50)]  # more than either side buffers
             assert len({(await line.answer(opaque)).body for opaque in asked}) == 1
-            await line.tell(9999)
+            await line.send_oneway(9999)
             assert (await line.call(9999)).code == 3
         await eventually(lambda: here.connections == 0)
         async with connection_to(here.address) as plain:
@@ -352,9 +352,9 @@ async def test_brokers_are_called_over_tls_if_that_is_wanted(
 ) -> None:
     client = TlsClientSettings(enabled=True, auth_server=checked, trust_cert_path=str(files.trust) if checked else None)
     settings = TlsSettings(mode=TlsMode.DISABLED, test_mode=not checked, client=client)
-    async with ear(tls=broker_side(authority)) as broker, calling(tmp_path, settings) as here:
+    async with listening_broker(tls=broker_side(authority)) as broker, calling(tmp_path, settings) as here:
         await tell_of_a_change(here, broker.address)
-        assert (await broker.hear()).code == 905
+        assert (await broker.receive()).code == 905
 
 
 async def test_a_broker_that_shows_a_strange_certificate_is_told_nothing(
@@ -362,7 +362,7 @@ async def test_a_broker_that_shows_a_strange_certificate_is_told_nothing(
 ) -> None:
     client = TlsClientSettings(enabled=True, auth_server=True, trust_cert_path=str(files.trust))
     settings = TlsSettings(mode=TlsMode.DISABLED, test_mode=False, client=client)
-    async with ear(tls=broker_side(stranger)) as broker, calling(tmp_path, settings) as here:
+    async with listening_broker(tls=broker_side(stranger)) as broker, calling(tmp_path, settings) as here:
         await tell_of_a_change(here, broker.address)
         await eventually(lambda: f"notice lost broker={broker.address}" in caplog.text)
-        assert broker.is_silent
+        assert broker.is_drained

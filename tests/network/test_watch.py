@@ -180,7 +180,7 @@ async def test_a_server_without_watches_is_as_apaches(tmp_path: Path) -> None:
 
 async def test_nobody_parks_who_wants_no_answer(line: AsyncConnection, nameserver: Running) -> None:
     first = await line.call(watch("A"))
-    await line.tell(watch("A", after=first))
+    await line.send_oneway(watch("A", after=first))
     assert (await line.call(106)).code == 0
     assert parked(nameserver) == 0
 

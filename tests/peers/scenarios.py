@@ -319,8 +319,8 @@ def heartbeats(stage: Stage) -> None:
     def beat_and_look() -> bool:
         nonlocal counter
         counter += 1
-        asker.tell(322, queries.identity, compact(DataVersion(counter).wire()).encode())
-        asker.tell(904, beats.identity)
+        asker.send_oneway(322, queries.identity, compact(DataVersion(counter).wire()).encode())
+        asker.send_oneway(904, beats.identity)
         return not stage.members(asker, "silent")
 
     eventually(beat_and_look, timeout_s=12, every_s=0.5, what="the silent broker leaves")
@@ -544,9 +544,9 @@ def unknown_code(stage: Stage) -> None:
     assert (refused.code, refused.remark) == (3, " request type 9999 not supported")
     for step, code in (("zero", 0), ("of-a-broker", 10), ("of-a-controller", 1005), ("negative", -5)):
         stage.ask(step, line, code)
-    line.tell(9999)
-    line.tell(105, {"topic": stage.name("T9")})
-    line.tell(stage.registration(topics="T1").request)
+    line.send_oneway(9999)
+    line.send_oneway(105, {"topic": stage.name("T9")})
+    line.send_oneway(stage.registration(topics="T1").request)
     stage.ask("after-one-way", line, 206)
     stage.ask("after-one-way-2", line, 206)
     line.write(encode(Request(0), 77, flag=1))
@@ -593,24 +593,24 @@ def unit_lists(stage: Stage) -> None:
 @scenario(25, "members are told when their smallest id changes", notifyMinBrokerIdChanged="true")
 def smallest_id(stage: Stage) -> None:
     line = stage.line()
-    ears = [stage.listener(f"address-{number}") for number in range(3)]
+    listeners = [stage.listener(f"address-{number}") for number in range(3)]
     members = [
-        stage.registration().but(address=ear.address, ha_address=f"ha-{number}", broker_id=number, acting=True)
-        for number, ear in enumerate(ears)
+        stage.registration().but(address=listener.address, ha_address=f"ha-{number}", broker_id=number, acting=True)
+        for number, listener in enumerate(listeners)
     ]
     for member in members:
         line.call(member.request)
     line.call(members[0].unregistration)
     for number in (1, 2):
-        told = stage.note(f"master-left-told-{number}", ears[number].receive())
+        told = stage.note(f"master-left-told-{number}", listeners[number].receive())
         assert (told.code, told.is_one_way) == (905, True)
         assert told.fields["minBrokerId"] == "1"
-        assert told.fields["offlineBrokerAddr"] == ears[0].address
+        assert told.fields["offlineBrokerAddr"] == listeners[0].address
     line.call(members[0].request)
     for number in (1, 2):
-        told = stage.note(f"master-back-told-{number}", ears[number].receive())
+        told = stage.note(f"master-back-told-{number}", listeners[number].receive())
         assert told.fields["haBrokerAddr"] == "ha-0"
-        assert (told.fields["minBrokerId"], told.fields["minBrokerAddr"]) == ("0", ears[0].address)
+        assert (told.fields["minBrokerId"], told.fields["minBrokerAddr"]) == ("0", listeners[0].address)
 
 
 # ------------------------------------------------------------------------- beyond the list: what peers do get wrong

@@ -135,7 +135,7 @@ class Stage:
         return self._open.enter_context(RawConnection(self.server.address, form=form or self.form))
 
     def listener(self, alias: str) -> Listener:
-        """A broker's ear; its address is noted as `alias`, since two runs never have the same port."""
+        """A listening broker; its address is noted as `alias`, because its port differs between runs."""
         listener = self._open.enter_context(Listener())
         self._aliases[listener.address] = alias
         return listener

@@ -95,7 +95,7 @@ class Peer:
         finally:
             del self._asked[opaque]
 
-    async def tell(self, request: Request) -> None:
+    async def send_oneway(self, request: Request) -> None:
         """Send the client a request that wants no answer."""
         await self.write(encode(request, next(self._opaque), flag=2))
 
@@ -364,7 +364,7 @@ class FakeCluster:
         self, client_id: str, code: int, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
         """The same for what wants no answer."""
-        await (await self._peer_of(client_id)).tell(Request(code, fields or {}, body))
+        await (await self._peer_of(client_id)).send_oneway(Request(code, fields or {}, body))
 
     async def _peer_of(self, client_id: str) -> Peer:
         def found() -> list[Peer]:
@@ -569,7 +569,7 @@ class FakeCluster:
     def _notify(self, broker: str, group: str) -> None:
         if self.notifies_members:
             for peer in self.members[broker, group].values():
-                task = asyncio.create_task(peer.tell(Request(40, {"consumerGroup": group})))
+                task = asyncio.create_task(peer.send_oneway(Request(40, {"consumerGroup": group})))
                 peer.server.tasks.add(task)
                 task.add_done_callback(peer.server.tasks.discard)
 

@@ -123,7 +123,7 @@ async def test_every_request_is_counted_by_what_became_of_it(empty_cluster: Clus
     line = await empty_cluster.line()
     for _ in range(3):
         assert (await line.call(send())).code == 0
-    await line.tell(send())
+    await line.send_oneway(send())
     assert (await line.call(send(body=b""))).code != 0
     store = empty_cluster.broker.components.store
     await eventually(lambda: store.max_offset("T", 0) == 4)  # under SYNC_FLUSH they show when the disk has them

@@ -57,7 +57,7 @@ async def test_a_message_is_stored_as_it_was_sent(cluster: Cluster, code: int, f
     assert stored.stored_at_ms == int(cluster.clock.wall() * 1000)
     assert stored.log_position == decode_offset_id(offset_id).log_position
     assert f"{stored.store_host.ip}:{stored.store_host.port}" == cluster.broker.address
-    assert f"{stored.born_host.ip}:{stored.born_host.port}" == line.own_address
+    assert f"{stored.born_host.ip}:{stored.born_host.port}" == line.local_address
     assert dict(stored.properties) == {
         **{"KEYS": "k", "UNIQ_KEY": "0A", "MSG_REGION": "DefaultRegion"},
         **{"TRACE_ON": "true", "CLUSTER": "DefaultCluster"},
@@ -189,9 +189,9 @@ async def test_the_field_and_not_the_code_says_that_it_is_a_batch(cluster: Clust
 
 
 async def test_one_way_sends_are_stored_and_not_answered(cluster: Cluster, line: AsyncConnection) -> None:
-    await line.tell(send(body=b"1"))
-    await line.tell(send(body=b"", queue_id=99))
-    await line.tell(send("Made", b"2"))
+    await line.send_oneway(send(body=b"1"))
+    await line.send_oneway(send(body=b"", queue_id=99))
+    await line.send_oneway(send("Made", b"2"))
     assert (await line.call(send(body=b"3"))).code == 0
     await eventually(lambda: cluster.stored("Made") == [b"2"])
     assert cluster.stored() == [b"1", b"3"]
