@@ -8,8 +8,9 @@ import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tests.support.process import LOG_LINE, ServerProcess, eventually
+from tests.support.process import LOG_LINE, ServerProcess
 from tests.support.raw import Command, RawConnection, Registration, Topic, decode, split_address
+from tests.support.waiting import wait_until
 
 PUT_KV, GET_KV, DELETE_KV, LIST_KV = 100, 101, 102, 219
 REGISTER, UNREGISTER, GET_ROUTE, GET_CLUSTERS, LIST_TOPICS = 103, 104, 105, 106, 206
@@ -123,7 +124,7 @@ def survived(server: ServerProcess, *, lines_max: int) -> Iterator[None]:
     yield
     assert_serves(server.address)
     assert server.is_running
-    eventually(lambda: server.open_files <= open_files, "no line is left open")
+    wait_until(lambda: server.open_files <= open_files, "no line is left open")
     log = server.log_since(mark)
     assert_sound(log)
     assert errors_in(log) == []

@@ -18,8 +18,9 @@ from tests.adversity.hardship import (
     survived,
 )
 from tests.adversity.test_memory import KIB, MIB, holding, still_open
-from tests.support.process import ServerProcess, eventually
+from tests.support.process import ServerProcess
 from tests.support.raw import RawConnection, Request, Topic, encode, mapping
+from tests.support.waiting import wait_until
 
 
 def tls_context() -> ssl.SSLContext:
@@ -34,7 +35,7 @@ def test_unfinished_handshakes_count_towards_the_bound(start: Start) -> None:
     begun = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xf0" + bytes(16_000)
     with holding(server, begun, 40) as lines:
         assert_serves(server.address)
-        eventually(lambda: still_open(lines) <= 16, "no more than the bound is held", timeout_s=5)
+        wait_until(lambda: still_open(lines) <= 16, "no more than the bound is held", timeout_s=5)
 
 
 def test_a_tls_peer_that_says_goodbye_is_let_go(server: ServerProcess) -> None:

@@ -18,9 +18,10 @@ from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, found_bodies, heartbeat, place, pull, send
 from tests.network.broker.clusters import Cluster, cluster_in
 from tests.support.clock import ManualClock
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.disks import FailingDisk, NoSyncDisk, bodies
 from tests.support.raw import Command, Request, compact
+from tests.support.waiting import eventually
 
 SANE = {
     **{"topic": "T", "queueId": "0", "group": "g", "consumerGroup": "g", "producerGroup": "p", "clientID": "c"},

@@ -7,7 +7,7 @@ import pytest
 
 from tests.adversity.conftest import Start
 from tests.adversity.hardship import assert_serves, connect
-from tests.support.process import eventually
+from tests.support.waiting import wait_until
 
 HELLO = b"\x16\x03\x01\x02\x00" + bytes(40)
 
@@ -34,6 +34,6 @@ def test_nobody_else_waits_for_the_certificate(start: Start, tmp_path: Path, mon
         assert_serves(server.address)
         pipe.write_text("no entropy today\n")  # opening it waits until the command reads
         assert first.recv(1) == second.recv(1) == b""
-    eventually(lambda: "no entropy today" in server.log, "the reason is in the log")
+    wait_until(lambda: "no entropy today" in server.log, "the reason is in the log")
     assert_serves(server.address)
     assert "Traceback" not in server.log

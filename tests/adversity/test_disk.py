@@ -29,8 +29,9 @@ from tests.adversity.hardship import (
     survived,
 )
 from tests.support.booted import NotBootedError
-from tests.support.process import ServerProcess, eventually, server_process
+from tests.support.process import ServerProcess, server_process
 from tests.support.raw import ClosedError, RawConnection, loads
+from tests.support.waiting import wait_until
 
 BALLAST = "x" * 20_000
 """Makes every write take long enough to be hit."""
@@ -184,10 +185,10 @@ def test_a_half_replaced_certificate_is_loaded_once_it_is_complete(start: Start,
     before = served_certificate(server)
     certificate.write_bytes(new.cert_chain_pems[0].bytes())
     key.write_bytes(new.private_key_pem.bytes()[:100])
-    eventually(lambda: "tls reload failed" in server.log, "the halves are looked at")
+    wait_until(lambda: "tls reload failed" in server.log, "the halves are looked at")
     assert served_certificate(server) == before
     key.write_bytes(new.private_key_pem.bytes())
-    eventually(lambda: served_certificate(server) != before, "the whole is taken up")
+    wait_until(lambda: served_certificate(server) != before, "the whole is taken up")
     assert_serves(server.address)
     assert server.stop() == 0
     assert_sound(server.log)

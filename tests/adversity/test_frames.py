@@ -25,10 +25,11 @@ from tests.adversity.hardship import (
     say_and_vanish,
     survived,
 )
-from tests.support.connections import connection_to, eventually
+from tests.support.connections import connection_to
 from tests.support.process import ServerProcess, server_process
 from tests.support.raw import Request, encode, frame
 from tests.support.servers import running
+from tests.support.waiting import eventually
 
 ROUTE = Request(GET_ROUTE, {"topic": "T"})
 CLUSTERS = Request(GET_CLUSTERS)

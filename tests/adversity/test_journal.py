@@ -27,8 +27,9 @@ from tests.adversity.hardship import (
     broker,
 )
 from tests.support.booted import NotBootedError
-from tests.support.process import Loop, eventually, server_process
+from tests.support.process import Loop, server_process
 from tests.support.raw import ClosedError, DataVersion, RawConnection, Registration, Topic
+from tests.support.waiting import wait_until
 
 DEATHS = 4
 BALLAST = "x" * 10_000
@@ -63,7 +64,7 @@ def test_a_kill_at_any_moment_leaves_an_intact_journal(tmp_path: Path, chance: r
             if death:
                 assert line.call(GET_ROUTE, {"topic": f"topic-{death}"}).code == SUCCESS
             assert line.call(with_topics(death).request).code == SUCCESS
-            eventually(lambda: is_kept(tmp_path, f"topic-{death + 1}"), "a snapshot was written")  # noqa: B023 - called at once
+            wait_until(lambda: is_kept(tmp_path, f"topic-{death + 1}"), "a snapshot was written")  # noqa: B023 - called at once
             until = time.monotonic() + chance.uniform(0, 0.3)
             number = 0
             while time.monotonic() < until:
@@ -108,9 +109,9 @@ def test_a_full_disk_loses_no_route_and_queued_changes_are_written_later(tmp_pat
             for number in range(20):
                 put(line, number)
                 assert line.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS
-            eventually(lambda: "journal write failed" in server.log, "the trouble is said")
+            wait_until(lambda: "journal write failed" in server.log, "the trouble is said")
             server.unlimit(resource.RLIMIT_FSIZE)
-            eventually(lambda: "journal write succeeded again" in server.log, "it goes on")
+            wait_until(lambda: "journal write succeeded again" in server.log, "it goes on")
         assert server.stop() == 0
         assert_sound(server.log)
         assert server.log.count("journal write failed") == 1
@@ -126,9 +127,9 @@ def test_changes_beyond_a_small_queue_become_a_gap(tmp_path: Path) -> None:
             for number in range(40):
                 put(line, number)
                 time.sleep(0.01)  # so that the writer meets the refusal more than once
-            eventually(lambda: "journal queue full" in server.log, "the loss is said")
+            wait_until(lambda: "journal queue full" in server.log, "the loss is said")
             server.unlimit(resource.RLIMIT_FSIZE)
-            eventually(lambda: "journal write succeeded again" in server.log, "it goes on")
+            wait_until(lambda: "journal write succeeded again" in server.log, "it goes on")
             put(line, 40)
         assert server.stop() == 0
     report = verify(journal(tmp_path))
@@ -143,13 +144,13 @@ def test_a_removed_folder_loses_no_route(tmp_path: Path) -> None:
             assert line.call(broker().request).code == SUCCESS
             (tmp_path / "memory").rename(tmp_path / "taken away")  # in one step: the server goes on writing
             (tmp_path / "memory").write_text("in the way")
-            eventually(lambda: "journal write failed" in server.log, "the trouble is said")
-            eventually(lambda: "snapshot cannot be written" in server.log, "this one too")
+            wait_until(lambda: "journal write failed" in server.log, "the trouble is said")
+            wait_until(lambda: "snapshot cannot be written" in server.log, "this one too")
             assert line.call(with_topics(5).request).code == SUCCESS
             assert line.call(GET_ROUTE, {"topic": "topic-5"}).code == SUCCESS
             (tmp_path / "memory").unlink()
-            eventually(lambda: is_kept(tmp_path, "topic-5"), "the routes are kept again")
-            eventually(lambda: "journal write succeeded again" in server.log, "and the journal")
+            wait_until(lambda: is_kept(tmp_path, "topic-5"), "the routes are kept again")
+            wait_until(lambda: "journal write succeeded again" in server.log, "and the journal")
         assert server.stop() == 0
         assert_sound(server.log)
 
@@ -194,11 +195,11 @@ def test_repeated_suspension_evicts_no_broker(tmp_path: Path, loop: Loop) -> Non
                     while time.monotonic() < until:
                         line.send_oneway(HEARTBEAT, beating.identity)
                         time.sleep(0.1)
-                eventually(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS, "it runs")
+                wait_until(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS, "it runs")
                 time.sleep(0.2)
             assert "broker left" not in server.log
             assert "lease scan late" in server.log
-            eventually(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == NO_TOPIC, "silence is still silence")
+            wait_until(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == NO_TOPIC, "silence is still silence")
         assert server.stop() == 0
 
 

@@ -31,8 +31,9 @@ from tests.adversity.hardship import (
     read_to_end,
     survived,
 )
-from tests.support.process import Loop, ServerProcess, eventually
+from tests.support.process import Loop, ServerProcess
 from tests.support.raw import DataVersion, RawConnection, Request, Topic, encode, frame, split_address
+from tests.support.waiting import wait_until
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -175,7 +176,7 @@ def test_unfinished_bytes_of_all_peers_together_have_a_bound(start: Start, loop:
         count = 2 * MIB // size
         begun = beginning + bytes(size - len(beginning))
         with survived(server, lines_max=30), holding(server, begun, count) as lines:
-            eventually(partial(at_most_open, lines, MIB // size), f"no more than the bound is held of {name}")
+            wait_until(partial(at_most_open, lines, MIB // size), f"no more than the bound is held of {name}")
             assert still_open(lines) > MIB // size // 2, "those within the bound are left alone"
             assert_serves(server.address)
         # What those held is free again.
@@ -195,10 +196,10 @@ def test_memory_of_unfinished_frames_comes_back(start: Start, loop: Loop, size: 
     with survived(server, lines_max=0), RawConnection(server.address) as other:
         before_mb = server.rss_mb
         with holding(server, half, count):
-            eventually(lambda: server.rss_mb > before_mb + 0.4 * size * count / 1e6, "all of it has come")
+            wait_until(lambda: server.rss_mb > before_mb + 0.4 * size * count / 1e6, "all of it has come")
             assert server.rss_mb < before_mb + 0.7 * size * count / 1e6 + 20, "no more is kept than has come"
             assert other.call(GET_CLUSTERS).code == SUCCESS
-        eventually(lambda: server.rss_mb < before_mb + 20, "the memory has come back")
+        wait_until(lambda: server.rss_mb < before_mb + 20, "the memory has come back")
         assert other.call(GET_CLUSTERS).code == SUCCESS
 
 
@@ -235,8 +236,8 @@ def ask_and_leave(server: ServerProcess, elsewhere: socket.socket) -> None:
                 heard += asked.recv(65536)
             open_files = server.open_files
             peers.close()
-            eventually(lambda: server.open_files == open_files - 3, "the peers have left")
-    eventually(lambda: server.open_files == open_files - 4, "the other server has left too")
+            wait_until(lambda: server.open_files == open_files - 3, "the peers have left")
+    wait_until(lambda: server.open_files == open_files - 4, "the other server has left too")
 
 
 # Answers that nobody takes
@@ -294,13 +295,13 @@ def test_connections_beyond_the_allowed_number_are_turned_away(start: Start) -> 
         for _ in range(200):
             line = stack.enter_context(connect(server.address))
             lines.append(line)
-        eventually(lambda: still_open(lines) == 50, "all but the allowed are closed")
+        wait_until(lambda: still_open(lines) == 50, "all but the allowed are closed")
         for line in lines[:50]:
             line.settimeout(PATIENCE_S)
             line.sendall(encode(Request(GET_CLUSTERS), 1))
         assert all(line.recv(65536) for line in lines[:50])
         lines[0].close()
-        eventually(lambda: is_served(server.address), "there is room for one more")
+        wait_until(lambda: is_served(server.address), "there is room for one more")
 
 
 IDLE = 10_000
@@ -334,7 +335,7 @@ def test_ten_thousand_idle_connections_are_held_and_closed_at_the_end(start: Sta
             if number % 500 == 499:
                 assert line.recv(65536)  # all before it have been accepted
         assert all(line.recv(65536) for number, line in enumerate(lines) if number % 2 and number % 500 != 499)
-        eventually(lambda: server.open_files > IDLE, "all are held")
+        wait_until(lambda: server.open_files > IDLE, "all are held")
         assert server.rss_mb < 250
         started = time.monotonic()
         for _ in range(100):

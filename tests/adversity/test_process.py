@@ -30,8 +30,9 @@ from tests.adversity.hardship import (
     read_to_end,
     send_all_it_takes,
 )
-from tests.support.process import Loop, ServerProcess, eventually, server_process
+from tests.support.process import Loop, ServerProcess, server_process
 from tests.support.raw import ClosedError, RawConnection, Request, Topic, encode
+from tests.support.waiting import wait_until
 
 LOOPS: tuple[Loop, ...] = ("uvloop", "asyncio")
 
@@ -50,7 +51,7 @@ def test_without_free_files_it_serves_whom_it_has_and_recovers(start: Start, loo
         crowd = [stack.enter_context(connect(server.address)) for _ in range(3 * room)]
         for line in crowd:
             send_all_it_takes(line, question)
-        eventually(lambda: server.open_files >= allowed, "no file is left")
+        wait_until(lambda: server.open_files >= allowed, "no file is left")
         started, cpu_s = time.monotonic(), server.cpu_s
         while time.monotonic() - started < 1.5:  # long enough for a server that tries without a pause to be seen so
             assert first.call(GET_CLUSTERS).code == SUCCESS
@@ -63,7 +64,7 @@ def test_without_free_files_it_serves_whom_it_has_and_recovers(start: Start, loo
         for line in crowd[2 * room :]:
             with suppress(ConnectionError), line:  # they have been turned away, or are answered now
                 line.recv(65536)
-        eventually(lambda: is_served(server.address), "there is room again")
+        wait_until(lambda: is_served(server.address), "there is room again")
         assert first.call(PUT_KV, new).code == SUCCESS
     assert server.stop() == 0
     assert_sound(server.log)
@@ -89,7 +90,7 @@ def load(server: ServerProcess, *, clients: int) -> Iterator[list[int]]:
     for thread in threads:
         thread.start()
     try:
-        eventually(lambda: all(answered), "all have been answered")
+        wait_until(lambda: all(answered), "all have been answered")
         yield answered
     finally:
         ended.set()

@@ -9,8 +9,9 @@ import pytest
 
 from tests.adversity.conftest import Start
 from tests.adversity.hardship import SUCCESS, SYSTEM_ERROR, broker, survived
-from tests.support.process import ServerProcess, eventually
+from tests.support.process import ServerProcess
 from tests.support.raw import Command, DataVersion, RawConnection, Request, Topic, encode
+from tests.support.waiting import wait_until
 
 WATCH, SYSTEM_BUSY = 21001, 2
 
@@ -95,6 +96,6 @@ def test_names_of_all_watches_together_are_bounded(start: Start) -> None:
         assert set(codes) == {SUCCESS, SYSTEM_BUSY}
         assert server.rss_mb < 400
     with RawConnection(server.address) as line:
-        eventually(
+        wait_until(
             lambda: line.call(watch(heard, *names, timeout_ms=1)).code == SUCCESS, "those who left make room again"
         )

@@ -21,9 +21,10 @@ from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Form, encode
 from tests.support.raw import Request as RawRequest
+from tests.support.waiting import eventually
 
 GREET, WAIT, ECHO = 1, 2, 3
 

@@ -14,9 +14,10 @@ from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.connection import Connection
 from skyroute.wire.frame import FrameDecoder
 from tests.network.certificates import client_that_trusts_anyone
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Request, encode
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 HALF = encode(Request(105, {"topic": "T"}, bytes(1_000_000)), 1)[:500_000]
 WHOLE = encode(Request(105, {"topic": "T"}), 1)

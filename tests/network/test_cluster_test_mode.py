@@ -11,16 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.network.cluster import MASTER, OTHER, addresses, register, route, topics
-from tests.support.connections import (
-    AsyncConnection,
-    ListeningBroker,
-    connection_to,
-    eventually,
-    listening_broker,
-    until,
-)
+from tests.support.connections import AsyncConnection, ListeningBroker, connection_to, listening_broker
 from tests.support.raw import Registration, Topic
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 PRODUCTION: Registration = OTHER.but(topics=(Topic("TopicA"), Topic("OnlyThere")))
 THERE = {"broker-b": {"0": "10.0.0.3:10911"}}
@@ -212,7 +206,7 @@ async def test_a_connection_waits_for_a_bounded_number_of_answers(tmp_path: Path
             return len(line.strays) >= len(asked)
 
         collecting = asyncio.create_task(collect(line, len(asked)))
-        await until(hang_up_again)
+        await eventually(hang_up_again)
         await collecting
         assert sorted(answer.opaque for answer in line.strays) == asked
         assert {answer.code for answer in line.strays} == {17}

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.network.cluster import MASTER, NOWHERE, OTHER, SLAVE, addresses, register, topics, world
-from tests.support.connections import AsyncConnection, connection_to, eventually, until
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Request, encode
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 FRAME = encode(MASTER.request, 1)
 
@@ -118,7 +119,7 @@ async def test_a_broker_goes_with_its_connection_at_once(nameserver: Running, li
         assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
         if end == "abort":
             broker.abort()
-    await until(lambda: is_gone(line))
+    await eventually(lambda: is_gone(line))
     assert await world(line) == NOWHERE
     assert (await line.call(304)).value == {"topicList": []}
 
@@ -143,7 +144,7 @@ async def test_all_brokers_of_a_container_go_with_their_connection(nameserver: R
     async with connection_to(nameserver.address) as container:
         await register(container, MASTER, OTHER)
         assert set(await addresses(line)) == {"broker-a", "broker-b"}
-    await until(lambda: is_gone(line, "TopicC"))
+    await eventually(lambda: is_gone(line, "TopicC"))
     assert await addresses(line) == {"broker-a": {"1": "10.0.0.2:10911"}}
 
 
@@ -164,7 +165,7 @@ async def test_a_connection_closed_for_bad_bytes_takes_its_brokers_with_it(
         await broker.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await broker.until_closed()
         assert broker.strays == []
-    await until(lambda: is_gone(line))
+    await eventually(lambda: is_gone(line))
     assert f"connection closed peer={broker.local_address} reason=" in caplog.text
 
 

@@ -15,9 +15,10 @@ from tests.network.certificates import Files, client_of
 from tests.network.cluster import MASTER, addresses, register, route
 from tests.network.test_limits import LONG_LIST, big_registration, slow_to_read, slow_to_send
 from tests.network.test_listening import unstarted
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Request, encode, frame, split_address
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("waits_for", ["answers", "registration"])

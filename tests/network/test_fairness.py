@@ -26,7 +26,8 @@ from skyroute.wire.fast_path import PreparedResponse
 from tests.network.certificates import client_that_trusts_anyone
 from tests.support import raw
 from tests.support.clock import ManualClock
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
+from tests.support.waiting import eventually
 
 DEAR, DEARER, CHEAP, LASTING, LONG_CHANGE, EFFECT = range(10001, 10007)
 QUESTION: Final = int(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)

@@ -10,9 +10,10 @@ import pytest
 
 from skyroute.routing.topology import BrokerKey
 from tests.network.cluster import MASTER, NEWER, SLAVE, addresses, permissions, register, topics
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Registration, Topic
 from tests.support.servers import Running
+from tests.support.waiting import eventually
 
 
 def is_remembered(nameserver: Running, registration: Registration) -> bool:

@@ -35,9 +35,10 @@ from tests.network.cluster import (
     world,
 )
 from tests.network.notices import at, contents, full_queue, gained
-from tests.support.connections import AsyncConnection, connection_to, eventually, listening_broker, until
+from tests.support.connections import AsyncConnection, connection_to, listening_broker
 from tests.support.raw import DataVersion, Registration, Request, Topic, encode, mapping
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 HERE_A = {"broker-a": {"0": "10.0.0.1:10911"}}
 SHORT = MASTER.but(heartbeat_ms=10_000)
@@ -75,7 +76,7 @@ async def test_bug_02_all_brokers_of_a_connection_go_with_it(nameserver: Running
         for number, name in enumerate(names):
             await register(container, MASTER.but(broker=name, address=f"10.0.1.{number}:10911"))
         assert sorted(await addresses(line)) == names
-    await until(lambda: is_empty(line))
+    await eventually(lambda: is_empty(line))
 
 
 async def is_empty(line: AsyncConnection) -> bool:
@@ -227,7 +228,7 @@ async def test_bug_12_no_closed_connection_is_missed_however_many_close_at_once(
         assert len(await addresses(line)) == 200
         for broker in brokers:
             broker.abort()
-    await until(lambda: is_empty(line))
+    await eventually(lambda: is_empty(line))
 
 
 async def test_bug_13_registrations_of_one_connection_take_effect_in_order(line: AsyncConnection) -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from skyroute.nameserver.housekeeping import LATE_SCANS_MAX
 from tests.network.cluster import CLUSTER, MASTER, OTHER, SLAVE, addresses, register, topics
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Request
 from tests.support.servers import Running
+from tests.support.waiting import eventually
 
 HERE = {"clusterName": CLUSTER, "brokerAddr": "10.0.0.1:10911", "brokerName": "broker-a", "brokerId": "0"}
 HERE_A = {"broker-a": {"0": "10.0.0.1:10911"}}

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.network.cluster import MASTER, NOWHERE, OTHER, addresses, register, topics, world
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Command, Form, Request, Topic, encode
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 MIB = 1024 * 1024
 FORMS: tuple[Form, ...] = ("json", "binary")

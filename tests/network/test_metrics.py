@@ -23,11 +23,12 @@ from skyroute.settings.errors import ConfigError
 from tests.network.cluster import MASTER, OTHER, SLAVE, addresses, register
 from tests.network.test_watch import broker, parked, watch
 from tests.support.apache import free_port
-from tests.support.connections import connection_to, eventually
+from tests.support.connections import connection_to
 from tests.support.raw import Request, Topic, split_address
 from tests.support.scraping import Scrape, exchange, listed, page, scrape, told
 from tests.support.servers import Running, own_files, running
 from tests.support.shown import ROOT
+from tests.support.waiting import eventually
 
 ROUTE, REGISTER = "GET_ROUTEINFO_BY_TOPIC", "REGISTER_BROKER"
 GOOD = b"GET /livez HTTP/1.1\r\n\r\n"

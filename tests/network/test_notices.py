@@ -9,8 +9,9 @@ import pytest
 
 from tests.network.cluster import register
 from tests.network.notices import at, contents, full_queue, gained, listening_brokers, lost
-from tests.support.connections import AsyncConnection, connection_to, listening_broker, until
+from tests.support.connections import AsyncConnection, connection_to, listening_broker
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ async def test_a_notice_to_a_nonsensical_address_is_dropped_in_one_line(
             said = [record.getMessage() for record in caplog.records if "notice" in record.getMessage()]
             return all(any(f"broker={address} " in text for text in said) for address in NONSENSE)
 
-        await until(all_lost)
+        await eventually(all_lost)
         await line.call(master.unregistration)
         assert contents(await good.receive()) == lost(master, slave)
         assert not [record for record in caplog.records if record.exc_info]
@@ -142,7 +143,7 @@ async def test_a_broker_that_is_away_does_not_keep_others_from_hearing(
         async def complained() -> bool:
             return f"notice lost broker={away.address}" in caplog.text
 
-        await until(complained)
+        await eventually(complained)
 
 
 async def test_a_broker_that_takes_no_connection_does_not_delay_others(tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ async def test_a_broker_that_hung_up_is_called_again(line: AsyncConnection) -> N
             await register(line, master)
             return not slaves.is_drained
 
-        await until(hears_again)
+        await eventually(hears_again)
 
 
 async def test_a_server_that_stops_leaves_no_connection_to_brokers_open(

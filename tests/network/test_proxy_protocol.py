@@ -13,9 +13,10 @@ import trustme
 from skyroute.remoting.tls_settings import TlsMode
 from tests.network.certificates import Files, client_of, client_that_trusts_anyone
 from tests.network.cluster import MASTER, addresses, register
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Request, encode
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.network.cluster import CLUSTER, MASTER, NEWER, OTHER, SLAVE, register
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Command, Request, Topic, encode, frame, mapping
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 QUESTION = Request(105, {"topic": "TopicA"})
 SHORT = SLAVE.but(acting=True, heartbeat_ms=10_000)

@@ -15,9 +15,10 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
 from tests.network.cluster import MASTER, OTHER, register, topics
 from tests.network.notices import at
-from tests.support.connections import AsyncConnection, connection_to, eventually, listening_broker, until
+from tests.support.connections import AsyncConnection, connection_to, listening_broker
 from tests.support.raw import VERSION_4, VERSION_5, Request, Topic, split_address
 from tests.support.servers import Running, own_files, running
+from tests.support.waiting import eventually
 
 
 @asynccontextmanager
@@ -27,7 +28,7 @@ async def draining(folder: Path) -> AsyncIterator[tuple[Running, AsyncConnection
     async with waiting as here, connection_to(here.address) as line:
         await register(line, MASTER)
         stopping = asyncio.create_task(here.server.stop())
-        await until(lambda: is_sent_away(line))
+        await eventually(lambda: is_sent_away(line))
         yield here, line, stopping
         await line.close()
         async with asyncio.timeout(5):

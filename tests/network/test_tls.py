@@ -16,9 +16,10 @@ from skyroute.remoting.errors import TlsError
 from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMode, TlsSettings
 from tests.network.certificates import Files, client_of, client_that_trusts_anyone
 from tests.network.cluster import CLUSTER, MASTER, addresses, register, topics
-from tests.support.connections import connection_to, eventually, listening_broker, until
+from tests.support.connections import connection_to, listening_broker
 from tests.support.raw import ClosedError, Form, Registration, Topic, encode, split_address
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +250,7 @@ async def test_the_server_looks_at_its_files_by_itself(
     async with running(tmp_path, tls=files.settings()) as here:
         assert await serves(here, authority)
         files.renew(stranger)
-        await until(lambda: serves(here, stranger))
+        await eventually(lambda: serves(here, stranger))
 
 
 @pytest.mark.parametrize("first", ["key", "certificate"])

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.network.cluster import MASTER, register
-from tests.support.connections import AsyncConnection, connection_to, eventually
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Command, DataVersion, Form, Registration, Request, Topic
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 WATCH = 21001
 FORMS: tuple[Form, ...] = ("json", "binary")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.peers.transcript import OUR_KEYS, PLACES, Stage, ids, properties_of
-from tests.support.apache import eventually
 from tests.support.raw import (
     ClosedError,
     DataVersion,
@@ -26,6 +25,7 @@ from tests.support.raw import (
     loads,
     mapping,
 )
+from tests.support.waiting import wait_until
 
 Play = Callable[[Stage], None]
 
@@ -323,7 +323,7 @@ def heartbeats(stage: Stage) -> None:
         asker.send_oneway(904, beats.identity)
         return not stage.members(asker, "silent")
 
-    eventually(beat_and_look, timeout_s=12, every_s=0.5, what="the silent broker leaves")
+    wait_until(beat_and_look, timeout_s=12, what="the silent broker leaves")
     assert time.monotonic() - started > 3.0
     assert silent_line.is_closed_by_peer()
     stage.ask("cluster", asker, 106)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.peers.transcript import run_time_settings
-from tests.support.apache import APACHE, APACHE_4, REGISTERED_S, ApacheBroker, NameServerProcess, eventually
+from tests.support.apache import APACHE, APACHE_4, REGISTERED_S, ApacheBroker, NameServerProcess
 from tests.support.raw import RawConnection, Request, canonical
+from tests.support.waiting import wait_until
 
 AT_ONCE_S = 2.0  # far below the two minutes of a lease
 
@@ -35,7 +36,7 @@ def route(server: NameServerProcess, topic: str) -> dict[str, dict[str, str]] | 
 
 
 def wait_for_members(server: NameServerProcess, broker: str, expected: dict[str, str]) -> None:
-    eventually(
+    wait_until(
         lambda: members(server, broker) == expected, timeout_s=REGISTERED_S, what=f"members of {broker}: {expected}"
     )
 
@@ -96,7 +97,7 @@ class TestMasterAndSlave:
 
     def test_the_slave_follows_the_master_that_our_answer_named(self, pair: Pair) -> None:
         master, _ = pair
-        eventually(lambda: established_to(master.port + 1), timeout_s=REGISTERED_S, what="the slave replicates")
+        wait_until(lambda: established_to(master.port + 1), timeout_s=REGISTERED_S, what="the slave replicates")
 
     def test_a_killed_master_is_gone_at_once_and_the_slave_stays(self, pair: Pair, ours: NameServerProcess) -> None:
         master, slave = pair
@@ -145,7 +146,7 @@ def test_a_slave_acts_as_master_while_the_master_is_dead(lib: Path, ours: NameSe
         wait_for_members(ours, name, both)
         assert is_writable(ours, name, name)
         master.kill()
-        eventually(lambda: route(ours, name) == {name: {"0": slave.address}}, timeout_s=10)
+        wait_until(lambda: route(ours, name) == {name: {"0": slave.address}}, timeout_s=10)
         assert members(ours, name) == {"1": slave.address}
         assert route(ours, f"rmq_sys_SYNC_BROKER_MEMBER_{name}") == {name: {"1": slave.address}}
         assert not is_writable(ours, name, name)

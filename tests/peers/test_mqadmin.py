@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.peers.transcript import OUR_KEYS, PLACES
-from tests.support.apache import SMALL_HEAP, ApacheBroker, NameServerProcess, PeerFailedError, eventually, java
+from tests.support.apache import SMALL_HEAP, ApacheBroker, NameServerProcess, PeerFailedError, java
 from tests.support.raw import RawConnection
+from tests.support.waiting import wait_until
 
 TOPIC = "AdminTopic"
 
@@ -86,7 +87,7 @@ class Both:
 
 
 def _until_topic(line: RawConnection, topic: str, *, is_there: bool) -> None:
-    eventually(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
+    wait_until(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
 
 
 @pytest.fixture

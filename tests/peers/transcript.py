@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.apache import NameServerProcess, eventually
+from tests.support.apache import NameServerProcess
 from tests.support.raw import (
     VERSION_5,
     Command,
@@ -23,6 +23,7 @@ from tests.support.raw import (
     compact,
     loads,
 )
+from tests.support.waiting import wait_until
 
 # Settings that differ between any two name servers on one machine.
 PLACES = frozenset({"configStorePath", "kvConfigPath", "listenPort", "rocketmqHome"})
@@ -168,7 +169,7 @@ class Stage:
 
     def until(self, probe: Callable[[], object], what: str) -> None:
         """Wait for what Apache's server does in the background: it answers 104 before it has removed anything."""
-        eventually(probe, what=f"{self.server.name}: {what}")
+        wait_until(probe, what=f"{self.server.name}: {what}")
 
     def gone(self, line: RawConnection, broker: str = "a") -> None:
         self.until(lambda: not self.members(line, broker), f"{broker} leaves")

@@ -16,14 +16,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 from tests.support.raw import RawConnection
-
-T = TypeVar("T")
+from tests.support.waiting import wait_until
 
 APACHE = "5.5.0"
 APACHE_4 = "4.9.7"
@@ -64,22 +62,6 @@ class PeerUnavailableError(RuntimeError):
 
 class PeerFailedError(RuntimeError):
     """A process did not start, or did not end, as it should. The message ends with its last output."""
-
-
-def eventually(probe: Callable[[], T], *, timeout_s: float = 15.0, every_s: float = 0.02, what: str = "") -> T:
-    """Ask an outside process until the answer is true, and give that answer.
-
-    Raises:
-        TimeoutError: It never was.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        answer = probe()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_s:g} s: {what or probe}; last answer {answer!r}")
-        time.sleep(every_s)
 
 
 # -------------------------------------------------------------------------------------------------------------- jars
@@ -270,7 +252,7 @@ class PeerProcess:
                 self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), cwd=self.home
             )
         try:
-            eventually(
+            wait_until(
                 lambda: self.ready_mark in self.output()[said_before:] or not self.is_running,
                 timeout_s=self._start_timeout_s,
                 what=f"{self.name} prints {self.ready_mark!r}",
@@ -452,7 +434,7 @@ class ApacheBroker(PeerProcess):
         for server in self.name_servers:
             with RawConnection(server) as line:
                 try:
-                    eventually(lambda: self.address in line.call(CLUSTERS).text, timeout_s=REGISTERED_S)
+                    wait_until(lambda: self.address in line.call(CLUSTERS).text, timeout_s=REGISTERED_S)
                 except TimeoutError as error:
                     self.kill()
                     raise self._failure(f"did not register at {server}") from error

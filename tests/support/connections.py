@@ -7,11 +7,12 @@ import contextlib
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.support.raw import ClosedError, Command, Form, Request, decode, encode, split_address
+from tests.support.waiting import eventually
 
 WAIT_S = 10.0
 """How long any single wait may take before the test fails."""
@@ -199,17 +200,3 @@ async def listening_broker(*, tls: ssl.SSLContext | None = None) -> AsyncIterato
         listening.close()
         broker.hang_up()
         await broker.until_disconnected()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for a state that is visible from outside and announces itself to nobody."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - nobody could set an event
-            await asyncio.sleep(0.001)
-
-
-async def until(ask: Callable[[], Awaitable[bool]]) -> None:
-    """The same where the state must be asked for."""
-    async with asyncio.timeout(WAIT_S):
-        while not await ask():  # noqa: ASYNC110 - nobody could set an event
-            await asyncio.sleep(0.001)

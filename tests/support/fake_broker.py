@@ -29,8 +29,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from skyroute.message.queue_ref import QueueRef
-from tests.support.connections import WAIT_S, eventually
+from tests.support.connections import WAIT_S
 from tests.support.raw import VERSION_5, ClosedError, Command, Request, crc32, decode, encode, frame
+from tests.support.waiting import eventually
 
 CLUSTER: Final = "FakeCluster"
 BROKER: Final = "broker-a"

@@ -12,30 +12,19 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 from tests.support.booted import BOOT_LINE, BOOT_TIMEOUT_S, STOP_TIMEOUT_S, NotBootedError
+from tests.support.waiting import wait_until
 
-T = TypeVar("T")
 Loop = Literal["uvloop", "asyncio"]
 
 COMMAND: Final = (sys.executable, "-m", "skyroute", "nameserver")
 LOG_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) [\w.]+ - .+")
-
-
-def eventually(probe: Callable[[], T], what: str, *, timeout_s: float = 20.0) -> T:
-    """Ask about a state that is visible from outside, and announces itself to nobody, until the answer is true."""
-    deadline = time.monotonic() + timeout_s
-    while not (answer := probe()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_s:g} s: {what}; the last answer was {answer!r}")
-        time.sleep(0.01)
-    return answer
 
 
 @dataclass(slots=True)
@@ -111,7 +100,7 @@ class ServerProcess:
         """It stands still meanwhile, and its clocks go on."""
         self.process.send_signal(signal.SIGSTOP)
         try:
-            eventually(lambda: self._state == "T", "the process stands still")
+            wait_until(lambda: self._state == "T", "the process stands still")
             yield
         finally:
             self.process.send_signal(signal.SIGCONT)

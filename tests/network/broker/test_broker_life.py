@@ -20,9 +20,10 @@ from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, found_bodies, heartbeat, place, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.network.certificates import Files, client_of
-from tests.support.connections import AsyncConnection, connection_to, eventually, until
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.disks import BlockingDisk, FillingDisk, FullDisk, NoSyncDisk
 from tests.support.raw import ClosedError
+from tests.support.waiting import eventually
 
 STOP_S = 4.0
 """A stop that waits for nobody ends well within it, also on a busy machine."""
@@ -261,7 +262,7 @@ async def test_new_certificates_are_taken_up(empty_cluster: Cluster, tmp_path: P
 
     assert [await serves(first), await serves(second)] == [True, False]
     files.renew(second)
-    await until(lambda: serves(second))
+    await eventually(lambda: serves(second))
 
 
 # ------------------------------------------------------------------------------------------------------- a second port

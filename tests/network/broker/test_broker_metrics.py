@@ -17,11 +17,11 @@ from skyroute.settings.errors import ConfigError
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.support.apache import free_port
-from tests.support.connections import eventually
 from tests.support.disks import NoSyncDisk
 from tests.support.raw import Request, encode
 from tests.support.scraping import listed, page, scrape, told
 from tests.support.servers import running
+from tests.support.waiting import eventually
 
 OWN = frozenset({"cluster", "node_type", "node_id"})
 

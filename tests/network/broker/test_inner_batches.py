@@ -11,8 +11,9 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import batch_body, found, pull, send
 from tests.network.broker.clusters import Cluster
-from tests.support.connections import AsyncConnection, eventually
+from tests.support.connections import AsyncConnection
 from tests.support.disks import read_all
+from tests.support.waiting import eventually
 
 ITEMS = [(b"1", "UNIQ_KEY\x01A\x02"), (b"2", "UNIQ_KEY\x01B\x02TAGS\x01red\x02"), (b"3", "")]
 

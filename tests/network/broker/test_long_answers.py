@@ -9,8 +9,9 @@ from skyroute.wire.calls.groups import GroupConfig, decode_consume_stats
 from skyroute.wire.calls.topics import decode_topic_stats
 from tests.network.broker.calls import send
 from tests.network.broker.clusters import Cluster
-from tests.support.connections import AsyncConnection, eventually
+from tests.support.connections import AsyncConnection
 from tests.support.raw import Request, encode
+from tests.support.waiting import eventually
 
 STATUS = Request(202, {"topic": "Wide"})
 PROGRESS = Request(208, {"consumerGroup": "g"})

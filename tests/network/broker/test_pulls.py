@@ -22,8 +22,9 @@ from tests.network.broker.calls import (
     send,
 )
 from tests.network.broker.clusters import Cluster
-from tests.support.connections import AsyncConnection, eventually
+from tests.support.connections import AsyncConnection
 from tests.support.raw import Command, Form, Request
+from tests.support.waiting import eventually
 
 WAITING = SUSPEND | SUBSCRIPTION
 

@@ -20,9 +20,10 @@ from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import addresses, permissions, topics
 from tests.support.clock import ManualClock
-from tests.support.connections import connection_to, eventually
+from tests.support.connections import connection_to
 from tests.support.raw import Command, Registration, Request, Topic, decode, encode
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 CLUSTER = "DefaultCluster"
 BROKER = "broker-a"

@@ -14,9 +14,10 @@ from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.header import decode_command
 from tests.network.broker.calls import batch_body, found, found_bodies, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
-from tests.support.connections import AsyncConnection, eventually
+from tests.support.connections import AsyncConnection
 from tests.support.disks import BlockingDisk, FailingSyncDisk, FullDisk, read_all
 from tests.support.raw import Form, Request, compact, encode, frame
+from tests.support.waiting import eventually
 
 LOCK_BODY = {"clientId": "c", "consumerGroup": "g", "mqSet": [{"brokerName": "broker-a", "queueId": 0, "topic": "T"}]}
 ILLEGAL = (

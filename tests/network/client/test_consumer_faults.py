@@ -12,9 +12,9 @@ from skyroute.client.consuming.push.pull_loop import DAMAGED_READS
 from skyroute.message.message import StoredMessage
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.clock import ManualClock
-from tests.support.connections import eventually
 from tests.support.fake_broker import FakeCluster, Peer, Reply, encode_batch, fake_cluster
 from tests.support.raw import Command
+from tests.support.waiting import eventually
 
 RETRY = "%RETRY%g"
 

@@ -13,9 +13,9 @@ from skyroute.client.consuming.strategies import AverageByCircle
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
 from tests.network.client.consumers import HURRIED, Inbox, consumer_of
-from tests.support.connections import eventually
 from tests.support.fake_broker import FakeCluster, Peer, Reply, fake_cluster
 from tests.support.raw import Command
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

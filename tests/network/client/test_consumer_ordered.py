@@ -17,9 +17,9 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.clients import MessageModel
 from tests.network.client.consumers import HURRIED, Inbox, consumer_of
 from tests.support.clock import ManualClock
-from tests.support.connections import eventually
 from tests.support.fake_broker import FakeCluster, Peer, Reply, fake_cluster
 from tests.support.raw import Command
+from tests.support.waiting import eventually
 
 RETRY = "%RETRY%g"
 

@@ -16,8 +16,8 @@ from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
 from tests.network.client.consumers import HURRIED
-from tests.support.connections import eventually
 from tests.support.fake_broker import FIRST_STORED_AT_MS, FakeCluster, Reply, encode_batch, fake_cluster, java_hash
+from tests.support.waiting import eventually
 
 QUEUE = QueueRef("T", "broker-a", 0)
 PULL = 361

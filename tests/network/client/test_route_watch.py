@@ -17,10 +17,11 @@ from skyroute.message.message import Message
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.clients import ConsumerData
 from skyroute.wire.calls.watch import TOPICS_MAX
-from tests.support.connections import WAIT_S, AsyncConnection, connection_to, eventually
+from tests.support.connections import WAIT_S, AsyncConnection, connection_to
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Reply, fake_cluster
 from tests.support.raw import DataVersion, Registration, Topic
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.client.java_client import JavaClients, Place, until
+from tests.peers.client.java_client import JavaClients, Place
 from tests.peers.client.python_client import consuming
 from tests.peers.client.test_examples import test_an_example_does_what_it_says
 from tests.peers.client.test_transactions import test_the_example_of_a_transaction_does_what_it_says
 from tests.support.apache import SMALL_HEAP
 from tests.support.apache import java as java_command
+from tests.support.waiting import eventually
 
 __all__ = ["test_an_example_does_what_it_says", "test_the_example_of_a_transaction_does_what_it_says"]
 
@@ -117,7 +118,7 @@ class _Running:
             return len(re.findall(self._shown.mark, self._said())) >= self._shown.count
 
         try:
-            await until(has_printed, timeout_s=TIMEOUT_S)
+            await eventually(has_printed, timeout_s=TIMEOUT_S)
             if self._shown.ends:
                 async with asyncio.timeout(TIMEOUT_S):
                     assert await self._process.wait() == 0

@@ -13,9 +13,10 @@ import pytest
 from skyroute import Message, Producer, SkyrouteError
 from tests.peers.broker.conftest import TARGET
 from tests.peers.client.conftest import SETTINGS
-from tests.peers.client.java_client import JavaClients, Place, message, until
+from tests.peers.client.java_client import JavaClients, Place, message
 from tests.peers.client.python_client import consuming
 from tests.support.apache import NameServerProcess
+from tests.support.waiting import eventually
 
 KILLS = 3
 BEFORE_A_KILL = 300
@@ -85,4 +86,4 @@ async def more(acknowledged: set[bytes]) -> None:
     async def has_more() -> bool:
         return len(acknowledged) >= wanted
 
-    await until(has_more, timeout_s=60, what=f"{wanted} messages are acknowledged")
+    await eventually(has_more, timeout_s=60, what=f"{wanted} messages are acknowledged")

@@ -18,10 +18,11 @@ import pytest
 
 from tests.peers.broker.conftest import TARGET
 from tests.peers.client.conftest import SETTINGS
-from tests.peers.client.java_client import JavaClients, JavaConsumer, Place, until
+from tests.peers.client.java_client import JavaClients, JavaConsumer, Place
 from tests.peers.test_mqadmin import MqAdmin, in_order, messages_only
-from tests.support.apache import ApacheBroker, ApacheNameServer, NameServerProcess, SkyrouteNameServer, eventually
+from tests.support.apache import ApacheBroker, ApacheNameServer, NameServerProcess, SkyrouteNameServer
 from tests.support.raw import RawConnection
+from tests.support.waiting import eventually, wait_until
 
 CLUSTER, BROKER = "AdminCluster", "admin-broker"
 TOPIC, GROUP, QUEUES = "AdminFacts", "admin-facts", 4
@@ -70,13 +71,13 @@ class Both:
             said = [await asyncio.to_thread(self.say, side, *words) for side in self.sides]
             return all(re.search(has, text) for text in said)
 
-        await until(have_both, what=f"{words} says {has}")
+        await eventually(have_both, what=f"{words} says {has}")
         return self(*words, **options)  # type: ignore[arg-type]  # whatever it takes
 
     def until_topic(self, topic: str, *, is_there: bool = True) -> None:
         for side in self.sides:
             with RawConnection(side.name_server.address) as line:
-                eventually(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
+                wait_until(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
 
 
 def plain(text: str, side: Side) -> str:
@@ -135,10 +136,9 @@ def sent(both: Both) -> dict[str, str]:
 def _first_id(both: Both, side: Side) -> str:
     """A broker puts a message into its index a moment after it has taken it."""
     pattern = re.compile(r"\b[0-9A-F]{32,}\b")
-    found: list[str] = eventually(
+    found: list[str] = wait_until(
         lambda: pattern.findall(both.say(side, "queryMsgByKey", "-t", TOPIC, "-k", "key0")),
         timeout_s=20,
-        every_s=0.5,
         what="the message is in the index",
     )
     return found[0]

@@ -14,7 +14,7 @@ import json
 import ssl
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 
 from skyroute import Credentials
 from tests.support.apache import SMALL_HEAP, PeerProcess, java
+from tests.support.waiting import eventually
 
 CALL_TIMEOUT_S: Final = 30.0
 ARRIVAL_TIMEOUT_S: Final = 30.0
@@ -437,22 +438,8 @@ class JavaConsumer:
             owned.update(await self.owned())
             return len(owned) == count
 
-        await until(has_as_many, timeout_s=timeout_s, what=f"{self.name} owns {count} queues")
+        await eventually(has_as_many, timeout_s=timeout_s, what=f"{self.name} owns {count} queues")
         return owned
-
-
-async def until(probe: Callable[[], Awaitable[bool]], *, timeout_s: float = ARRIVAL_TIMEOUT_S, what: str = "") -> None:
-    """Ask an outside process until the answer is yes.
-
-    Raises:
-        TimeoutError: It never was.
-    """
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not await probe():  # noqa: ASYNC110 - another process announces its state to nobody
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise TimeoutError(f"not within {timeout_s:g} s: {what or probe}") from None
 
 
 def message(

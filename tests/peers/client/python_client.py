@@ -10,7 +10,8 @@ from typing import Any
 from skyroute import Consumer, ConsumeResult, StartPosition, StoredMessage
 from skyroute.client.consuming.intervals import Intervals
 from skyroute.client.consuming.subscription import Expression
-from tests.peers.client.java_client import ARRIVAL_TIMEOUT_S, Place, until
+from tests.peers.client.java_client import ARRIVAL_TIMEOUT_S, Place
+from tests.support.waiting import eventually
 
 QUICK = Intervals(rebalance_s=1.0, commit_s=1.0)
 """Looks after its queues as often as the Java clients of these tests."""
@@ -50,7 +51,7 @@ class Inbox:
         async def has_as_many() -> bool:
             return len(self.consumer.assignment) == count
 
-        await until(has_as_many, what=f"{self.consumer!r} owns {count} queues, not {self.consumer.assignment}")
+        await eventually(has_as_many, what=f"{self.consumer!r} owns {count} queues, not {self.consumer.assignment}")
 
     async def _wait(self, is_enough: Callable[[], bool], timeout_s: float) -> list[StoredMessage]:
         try:

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from skyroute import Message, Producer, SkyrouteError
-from tests.peers.client.java_client import JavaClients, Place, until
+from tests.peers.client.java_client import JavaClients, Place
 from tests.peers.client.python_client import consuming
 from tests.support.apache import ApacheBroker, PeerProcess
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 QUEUES = 8
@@ -39,7 +40,7 @@ class Member(PeerProcess):
             said = [line for line in self.output().splitlines() if line.startswith("owns ")]
             return bool(said) and said[-1] == f"owns {count}"
 
-        await until(has_as_many, what=f"{self.name} owns {count} queues")
+        await eventually(has_as_many, what=f"{self.name} owns {count} queues")
 
 
 async def test_members_in_both_languages_share_evenly_and_take_over_from_the_dead(
@@ -65,7 +66,7 @@ async def test_members_in_both_languages_share_evenly_and_take_over_from_the_dea
             async def all_arrived() -> bool:
                 return sent <= python.received | {each.body for each in jim.received}
 
-            await until(all_arrived, what="everything arrives at one or the other")
+            await eventually(all_arrived, what="everything arrives at one or the other")
             assert python.received
             assert jim.received
 
@@ -73,7 +74,7 @@ async def test_members_in_both_languages_share_evenly_and_take_over_from_the_dea
             python.kill()
             await jim.await_owned(QUEUES)
             await send(producer, "without Python")
-            await until(all_arrived, what="Java takes over")
+            await eventually(all_arrived, what="Java takes over")
 
             python.start()
             await asyncio.gather(python.await_owned(QUEUES // 2), jim.await_owned(QUEUES // 2))
@@ -81,7 +82,7 @@ async def test_members_in_both_languages_share_evenly_and_take_over_from_the_dea
             mortal.kill()
             await python.await_owned(QUEUES)
             await send(producer, "without Java")
-            await until(all_arrived, what="Python takes over")
+            await eventually(all_arrived, what="Python takes over")
 
 
 async def test_nothing_acknowledged_is_lost_while_brokers_are_restarted(
@@ -111,7 +112,7 @@ async def test_nothing_acknowledged_is_lost_while_brokers_are_restarted(
         async def has_more() -> bool:
             return sum(name == broker.broker_name for name in acknowledged.values()) > known + 20
 
-        await until(has_more, timeout_s=60, what=f"{broker.broker_name} takes messages")
+        await eventually(has_more, timeout_s=60, what=f"{broker.broker_name} takes messages")
 
     async def restart(broker: ApacheBroker, other: ApacheBroker) -> None:
         await more_from(broker)

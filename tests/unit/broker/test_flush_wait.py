@@ -10,8 +10,8 @@ from skyroute.broker.delivery.flush_wait import Flushed, Flushing
 from skyroute.broker.store.errors import StoreClosedError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.files.disk import Disk
-from tests.support.connections import eventually
 from tests.support.disks import NOW_MS, BlockingDisk, FailingSyncDisk, draft, small_store
+from tests.support.waiting import eventually
 
 
 class CountingDisk(Disk):

@@ -9,8 +9,8 @@ from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.tables.table_file import TableFile
 from skyroute.files.disk import Disk
 from skyroute.files.errors import FileWriteError
-from tests.support.connections import eventually
 from tests.support.disks import BlockingDisk, FailingSyncDisk
+from tests.support.waiting import eventually
 
 
 class Table:
