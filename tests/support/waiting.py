@@ -44,9 +44,12 @@ async def eventually(
         async with asyncio.timeout(timeout_s):
             while True:
                 result = condition()
-                is_awaitable = inspect.isawaitable(result)
-                if await result if is_awaitable else result:
+                if inspect.isawaitable(result):
+                    result, pause_s = await result, POLL_S
+                else:
+                    pause_s = LOOP_POLL_S
+                if result:
                     return
-                await asyncio.sleep(POLL_S if is_awaitable else LOOP_POLL_S)
+                await asyncio.sleep(pause_s)
     except TimeoutError:
         raise TimeoutError(f"not within {timeout_s:g} s: {what or condition}") from None
