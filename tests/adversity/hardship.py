@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
+import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from tests.support.process import LOG_LINE, ServerProcess
@@ -73,6 +75,22 @@ def say_and_vanish(address: str, data: bytes) -> None:
         send_all_it_takes(line, data)
 
 
+def repeat_for(seconds: float, action: Callable[[], None]) -> None:
+    """Repeat an action while another process runs for `seconds`: a test cannot move that process's clock."""
+    deadline = time.monotonic() + seconds
+
+    def act() -> bool:
+        action()
+        return time.monotonic() >= deadline
+
+    wait_until(act, timeout_s=seconds + PATIENCE_S)
+
+
+def random_pause(chance: random.Random, shortest_s: float, longest_s: float) -> None:
+    """Pause for a random time, so that a kill hits any moment of a write; SKYROUTE_SEED repeats the choice."""
+    time.sleep(chance.uniform(shortest_s, longest_s))
+
+
 def whole_frames(data: bytes) -> list[bytes]:
     """Frames without their length words; the data must end with the last one."""
     frames = []
@@ -91,9 +109,13 @@ def replies(data: bytes) -> list[Command]:
     return commands
 
 
+def assert_responds(connection: RawConnection) -> None:
+    assert connection.call(GET_CLUSTERS).code == SUCCESS
+
+
 def assert_serves(address: str, *, within_s: float = PATIENCE_S) -> None:
     with RawConnection(address, timeout_s=within_s) as line:
-        assert line.call(GET_CLUSTERS).code == SUCCESS
+        assert_responds(line)
         assert line.call(GET_ROUTE, {"topic": "no such topic"}).code == NO_TOPIC
 
 

@@ -25,6 +25,8 @@ from tests.adversity.hardship import (
     SUCCESS,
     assert_sound,
     broker,
+    random_pause,
+    repeat_for,
 )
 from tests.support.booted import NotBootedError
 from tests.support.process import Loop, server_process
@@ -124,9 +126,11 @@ def test_changes_beyond_a_small_queue_become_a_gap(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path, journalQueueMax=2000)) as server:
         with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
             server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
-            for number in range(40):
+            for number in range(10):
                 put(line, number)
-                time.sleep(0.01)  # so that the writer meets the refusal more than once
+            wait_until(lambda: "journal write failed" in server.log, "the writer has met the full disk")
+            for number in range(10, 40):
+                put(line, number)
             wait_until(lambda: "journal queue full" in server.log, "the loss is said")
             server.unlimit(resource.RLIMIT_FSIZE)
             wait_until(lambda: "journal write succeeded again" in server.log, "it goes on")
@@ -181,7 +185,7 @@ def test_a_folder_that_cannot_be_written_is_logged_and_the_server_runs(tmp_path:
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_repeated_suspension_evicts_no_broker(tmp_path: Path, loop: Loop) -> None:
-    """The second time comes before the scan that the first one put off."""
+    """The second suspension begins before the scan that the first one postponed."""
     beating = broker(heartbeat_ms=2000)
     with server_process(tmp_path, loop=loop, settings={"scanNotActiveBrokerInterval": 1000}) as server:
         with (
@@ -191,15 +195,14 @@ def test_repeated_suspension_evicts_no_broker(tmp_path: Path, loop: Loop) -> Non
             assert line.call(beating.request).code == SUCCESS
             for _ in range(2):
                 with server.suspended():
-                    until = time.monotonic() + 3.0
-                    while time.monotonic() < until:
-                        line.send_oneway(HEARTBEAT, beating.identity)
-                        time.sleep(0.1)
-                wait_until(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS, "it runs")
-                time.sleep(0.2)
+                    repeat_for(3.0, lambda: line.send_oneway(HEARTBEAT, beating.identity))
+                assert line.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS  # it has read the heartbeats before
             assert "broker left" not in server.log
             assert "lease scan late" in server.log
-            wait_until(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == NO_TOPIC, "silence is still silence")
+            wait_until(
+                lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == NO_TOPIC,
+                "the lease expires without heartbeats",
+            )
         assert server.stop() == 0
 
 
@@ -238,7 +241,7 @@ def test_a_kill_during_a_large_snapshot_leaves_a_usable_one(tmp_path: Path, chan
             RawConnection(server.address, timeout_s=PATIENCE_S) as line,
         ):
             assert line.call(broker(topics=topics).request).code == SUCCESS
-            time.sleep(chance.uniform(0.9, 1.2))  # a snapshot follows a change by a second
+            random_pause(chance, 0.9, 1.2)  # a snapshot follows a change by a second
             server.kill()
     with server_process(tmp_path, settings=settings(tmp_path)) as server:
         assert "snapshot not used" not in server.log

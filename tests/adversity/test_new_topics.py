@@ -12,7 +12,8 @@ import msgspec
 from skyroute.wire.calls.topics import TopicConfig
 from tests.network.broker.calls import send
 from tests.support.apache import free_port
-from tests.support.connections import AsyncConnection, connection_to
+from tests.support.connections import AsyncConnection, accepts_connections, connection_to
+from tests.support.waiting import eventually
 
 KNOWN = 5_000
 """How many topics there are before; each of them is written again with every new one."""
@@ -36,18 +37,6 @@ async def start(folder: Path, port: int) -> asyncio.subprocess.Process:
     )
 
 
-async def connected(port: int) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                return
-
-
 async def test_every_topic_whose_first_message_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
     folder, port = folder_with_topics(tmp_path / "store"), free_port()
     broker = await start(folder, port)
@@ -63,7 +52,7 @@ async def test_every_topic_whose_first_message_was_answered_is_there_after_a_kil
                 enough.set()
 
     try:
-        await connected(port)
+        await eventually(lambda: accepts_connections(f"127.0.0.1:{port}"), "the broker listens")
         async with asyncio.timeout(60), AsyncExitStack() as stack, asyncio.TaskGroup() as producing:
             lines = [await stack.enter_async_context(connection_to(f"127.0.0.1:{port}")) for _ in range(PRODUCERS)]
             tasks = [producing.create_task(produce(line, producer)) for producer, line in enumerate(lines)]

@@ -3,7 +3,6 @@
 import resource
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,12 +21,14 @@ from tests.adversity.hardship import (
     PUT_KV,
     SUCCESS,
     SYSTEM_ERROR,
+    assert_responds,
     assert_serves,
     assert_sound,
     broker,
     connect,
     is_served,
     read_to_end,
+    repeat_for,
     send_all_it_takes,
 )
 from tests.support.process import Loop, ServerProcess, server_process
@@ -52,11 +53,9 @@ def test_without_free_files_it_serves_whom_it_has_and_recovers(start: Start, loo
         for line in crowd:
             send_all_it_takes(line, question)
         wait_until(lambda: server.open_files >= allowed, "no file is left")
-        started, cpu_s = time.monotonic(), server.cpu_s
-        while time.monotonic() - started < 1.5:  # long enough for a server that tries without a pause to be seen so
-            assert first.call(GET_CLUSTERS).code == SUCCESS
-            time.sleep(0.05)
-        assert server.cpu_s - cpu_s < 0.8
+        cpu_s = server.cpu_s
+        repeat_for(1.5, lambda: assert_responds(first))
+        assert server.cpu_s - cpu_s < 0.8, "it retries without a pause"
         assert first.call(PUT_KV, new).code == SYSTEM_ERROR
         assert first.call(GET_KV, new).fields == {"value": "old"}
         for line in crowd[: 2 * room]:
@@ -68,7 +67,7 @@ def test_without_free_files_it_serves_whom_it_has_and_recovers(start: Start, loo
         assert first.call(PUT_KV, new).code == SUCCESS
     assert server.stop() == 0
     assert_sound(server.log)
-    assert len(server.log.splitlines()) < 20
+    assert len(server.log_since_start.splitlines()) < 20
 
 
 @contextmanager
@@ -133,24 +132,27 @@ def test_standing_still_costs_no_broker_its_place(tmp_path: Path) -> None:
         lines = [stack.enter_context(RawConnection(server.address, timeout_s=PATIENCE_S)) for server in servers]
         for line in lines:
             assert line.call(beating.request).code == SUCCESS
+
+        def beat() -> None:
+            for line in lines:
+                line.send_oneway(HEARTBEAT, beating.identity)
+
         with servers[0].suspended(), servers[1].suspended():
-            until = time.monotonic() + 5.5
-            while time.monotonic() < until:
-                for line in lines:
-                    line.send_oneway(HEARTBEAT, beating.identity)
-                time.sleep(0.2)
-        # The lease and the line's own time are over by the clock, and the proof of life waits in the socket.
-        for _ in range(6):
-            for server, line in zip(servers, lines, strict=True):
+            repeat_for(5.5, beat)
+
+        def check_route() -> None:
+            for server in servers:
                 with RawConnection(server.address, timeout_s=PATIENCE_S) as other:
                     assert other.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS
-                line.send_oneway(HEARTBEAT, beating.identity)
-            time.sleep(0.1)
+            beat()
+
+        # The lease and the idle time of the connection are over, and the heartbeats wait in the socket's buffer.
+        repeat_for(0.6, check_route)
         for server, line in zip(servers, lines, strict=True):
             assert line.call(GET_CLUSTERS).code == SUCCESS
             assert "broker left" not in server.log
         for server, line in zip(servers, lines, strict=True):
-            assert line.is_closed_by_peer(), "silence is still silence"
+            assert line.is_closed_by_peer(), "an idle connection is closed"
             assert_serves(server.address)
             assert "broker left" in server.log
             assert server.stop() == 0

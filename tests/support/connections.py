@@ -114,6 +114,16 @@ class AsyncConnection:
                 await self._writer.wait_closed()
 
 
+async def accepts_connections(address: str) -> bool:
+    """Whether a server listens on `host:port`."""
+    try:
+        _, writer = await asyncio.open_connection(*split_address(address))
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
 @asynccontextmanager
 async def connection_to(
     address: str,
