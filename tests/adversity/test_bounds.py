@@ -5,17 +5,17 @@ import ssl
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import (
+from tests.adversity.faults import (
     DELETE_TOPIC,
     GET_CLUSTERS,
     REGISTER,
     SYSTEM_ERROR,
     assert_serves,
     broker,
+    check_survives,
     connect,
-    hear_out,
     read_to_end,
-    survived,
+    send_and_read_to_end,
 )
 from tests.adversity.test_memory import KIB, MIB, holding, still_open
 from tests.support.process import ServerProcess
@@ -88,9 +88,9 @@ def test_what_a_broker_leaves_behind_has_a_bound(start: Start, what: str) -> Non
 
 
 def test_one_host_that_connects_again_and_again_leaves_a_few_lines_only(server: ServerProcess) -> None:
-    with survived(server, lines_max=50):
+    with check_survives(server, lines_max=50):
         for _ in range(1000):
-            hear_out(server.address, b"GET / HTTP/1.1\r\nHost: localhost:9876\r\n\r\n")
+            send_and_read_to_end(server.address, b"GET / HTTP/1.1\r\nHost: localhost:9876\r\n\r\n")
 
 
 def test_one_frame_does_not_hold_everybody_up(server: ServerProcess) -> None:

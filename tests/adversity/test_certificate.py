@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import assert_serves, connect
+from tests.adversity.faults import assert_serves, connect
 from tests.support.waiting import wait_until
 
 HELLO = b"\x16\x03\x01\x02\x00" + bytes(40)

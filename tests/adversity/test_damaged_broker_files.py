@@ -84,14 +84,14 @@ async def test_damage_to_a_table_loses_no_message(tmp_path: Path, chance: random
         shutil.rmtree(folder, ignore_errors=True)
         write_files(files, folder)
         damage.apply(folder)
-        await check(folder, damage, files, truth)
+        await check_losses(folder, damage, files, truth)
 
 
 def _not_opened(_: Path) -> MessageStore:
     raise AssertionError
 
 
-async def check(folder: Path, damage: Damage, files: Files, truth: set[tuple[str, int, int]]) -> None:
+async def check_losses(folder: Path, damage: Damage, files: Files, truth: set[tuple[str, int, int]]) -> None:
     broker, refusal = broker_at(folder), ""
     try:
         await broker.start()

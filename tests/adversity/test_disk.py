@@ -12,22 +12,22 @@ import pytest
 import trustme
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import (
+from tests.adversity.faults import (
     DELETE_KV,
     GET_CONFIG,
     GET_KV,
     LIST_KV,
     NOT_FOUND,
-    PATIENCE_S,
     PUT_KV,
     SUCCESS,
     SYSTEM_ERROR,
+    TIMEOUT_S,
     UPDATE_CONFIG,
+    assert_log_intact,
     assert_serves,
-    assert_sound,
+    check_survives,
     connect,
     random_pause,
-    survived,
 )
 from tests.support.booted import NotBootedError
 from tests.support.process import ServerProcess, server_process
@@ -54,7 +54,7 @@ def test_a_kill_at_any_moment_keeps_the_last_acknowledged_value(tmp_path: Path, 
         files = sorted(path.name for path in tmp_path.iterdir() if "kvConfig" in path.name)
         assert files == ["kvConfig.json", "kvConfig.json.bak"], "nothing half written is left lying about"
         assert server.stop() == 0
-        assert_sound(server.log)
+        assert_log_intact(server.log)
 
 
 def put_and_kill(server: ServerProcess, kept: int, chance: random.Random) -> int:
@@ -62,7 +62,7 @@ def put_and_kill(server: ServerProcess, kept: int, chance: random.Random) -> int
 
     Returns the last value that was acknowledged.
     """
-    with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+    with RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
         if kept:
             assert line.call(GET_KV, {"namespace": "n", "key": "k"}).fields == {"value": str(kept)}
             assert line.call(GET_KV, {"namespace": "ballast", "key": "k"}).fields == {"value": BALLAST}
@@ -88,7 +88,7 @@ def value_on_disk(folder: Path) -> int:
 
 def test_a_write_error_is_reported_and_changes_nothing(start: Start) -> None:
     server = start()
-    with survived(server, lines_max=10), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=10), RawConnection(server.address) as line:
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "old"}).code == SUCCESS
         before = (server.folder / "kvConfig.json").read_bytes()
         server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
@@ -108,7 +108,7 @@ def test_a_write_error_is_reported_and_changes_nothing(start: Start) -> None:
 
 def test_settings_that_cannot_be_written_do_not_change(start: Start) -> None:
     server = start()
-    with survived(server, lines_max=10), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=10), RawConnection(server.address) as line:
         server.limit(resource.RLIMIT_FSIZE, 16 * 1024)
         update = b"enableTopicList=false\nproductEnvName=" + b"x" * 20_000
         answer = line.call(UPDATE_CONFIG, body=update)
@@ -122,7 +122,7 @@ def test_settings_that_cannot_be_written_do_not_change(start: Start) -> None:
 def test_a_missing_folder_is_reported_and_created_again(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     server = start(kvConfigPath=folder / "kvConfig.json")
-    with survived(server, lines_max=10), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=10), RawConnection(server.address) as line:
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "1"}).code == SUCCESS
         shutil.rmtree(folder)
         folder.write_text("in the way")  # a file where the folder was, which even the superuser cannot write into
@@ -192,5 +192,5 @@ def test_a_half_replaced_certificate_is_loaded_once_it_is_complete(start: Start,
     wait_until(lambda: served_certificate(server) != before, "the whole is taken up")
     assert_serves(server.address)
     assert server.stop() == 0
-    assert_sound(server.log)
+    assert_log_intact(server.log)
     assert len(server.log_since_start.splitlines()) < 10

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.adversity.hardship import (
+from tests.adversity.faults import (
     GET_CLUSTERS,
     GET_CONFIG,
     GET_ROUTE,
@@ -19,11 +19,11 @@ from tests.adversity.hardship import (
     REGISTER,
     SUCCESS,
     broker,
-    hear_out,
+    check_survives,
     replies,
-    say_and_leave,
-    say_and_vanish,
-    survived,
+    send_and_half_close,
+    send_and_read_to_end,
+    send_and_reset,
 )
 from tests.support.connections import connection_to
 from tests.support.process import ServerProcess, server_process
@@ -52,7 +52,7 @@ def client_hello() -> bytes:
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """How a stream ends, and what is still read and sent then, is each event loop's own way."""
     with server_process(tmp_path_factory.mktemp("server"), loop=request.param) as shared:
-        say_and_leave(shared.address, client_hello())  # the first who speaks TLS has a certificate made
+        send_and_half_close(shared.address, client_hello())  # the first who speaks TLS has a certificate made
         yield shared
 
 
@@ -97,9 +97,9 @@ EXCHANGES = {
 def test_an_exchange_cut_anywhere_is_answered_up_to_the_cut(server: ServerProcess, exchange: Exchange) -> None:
     stream = exchange.stream
     mark = len(server.log)
-    with survived(server, lines_max=2 * len(stream)):
+    with check_survives(server, lines_max=2 * len(stream)):
         for cut in range(len(stream) + 1):
-            answered = replies(say_and_leave(server.address, stream[:cut]))
+            answered = replies(send_and_half_close(server.address, stream[:cut]))
             assert [reply.code for reply in answered] == exchange.answers(cut), cut
     if exchange is EXCHANGES["binary"]:
         whole = sum(bool(exchange.answers(cut)) for cut in range(len(stream) + 1))
@@ -111,9 +111,9 @@ def test_an_exchange_cut_anywhere_is_answered_up_to_the_cut(server: ServerProces
 def test_an_exchange_cut_anywhere_by_a_reset_is_forgotten(server: ServerProcess, exchange: Exchange) -> None:
     stream = exchange.stream
     mark = len(server.log)
-    with survived(server, lines_max=4 * len(stream)):
+    with check_survives(server, lines_max=4 * len(stream)):
         for cut in range(len(stream) + 1):
-            say_and_vanish(server.address, stream[:cut])
+            send_and_reset(server.address, stream[:cut])
     assert_all_left(server, mark)
 
 
@@ -126,9 +126,9 @@ def assert_all_left(server: ServerProcess, mark: int) -> None:
 
 def test_a_handshake_cut_anywhere_is_forgotten(server: ServerProcess) -> None:
     hello = client_hello()
-    with survived(server, lines_max=0):
+    with check_survives(server, lines_max=0):
         for cut in range(0, len(hello), 3):
-            assert say_and_leave(server.address, hello[:cut]) == b""
+            assert send_and_half_close(server.address, hello[:cut]) == b""
 
 
 UNFRAMED = {
@@ -171,8 +171,8 @@ UNFRAMED = {
 
 @pytest.mark.parametrize("name", UNFRAMED)
 def test_what_is_no_frame_ends_the_line_at_once(server: ServerProcess, name: str) -> None:
-    with survived(server, lines_max=1):
-        answer = hear_out(server.address, UNFRAMED[name])
+    with check_survives(server, lines_max=1):
+        answer = send_and_read_to_end(server.address, UNFRAMED[name])
     # A TLS alert is the one thing that may be said at the end.
     assert answer == b"" or answer[0] == 0x15
 
@@ -180,40 +180,40 @@ def test_what_is_no_frame_ends_the_line_at_once(server: ServerProcess, name: str
 def test_requests_before_the_broken_one_are_answered(server: ServerProcess) -> None:
     good = encode(ROUTE, 7) + encode(CLUSTERS, 8, form="binary")
     for broken in (frame(b"[]" + bytes(20)), frame(b"", kind=9), b"\xff" * 12, bytes(12)):
-        with survived(server, lines_max=1):
-            answered = replies(hear_out(server.address, good + broken))
+        with check_survives(server, lines_max=1):
+            answered = replies(send_and_read_to_end(server.address, good + broken))
         assert [(reply.opaque, reply.code) for reply in answered] == [(7, NO_TOPIC), (8, SUCCESS)]
 
 
 def test_random_bytes_do_no_harm(server: ServerProcess, chance: random.Random) -> None:
-    with survived(server, lines_max=300):
+    with check_survives(server, lines_max=300):
         for _ in range(300):
-            replies_or_alert(say_and_leave(server.address, chance.randbytes(chance.randrange(1, 2000))))
+            check_replies_or_alert(send_and_half_close(server.address, chance.randbytes(chance.randrange(1, 2000))))
 
 
 def test_random_headers_do_no_harm(server: ServerProcess, chance: random.Random) -> None:
     signs = b"{}[]:,\"\\'0123456789.-+eE truefalsn\t\n\x00\x80\xff/*code"
-    with survived(server, lines_max=300):
+    with check_survives(server, lines_max=300):
         for _ in range(300):
             header = bytes(chance.choices(signs, k=chance.randrange(300)))
-            replies_or_alert(
-                say_and_leave(server.address, frame(header, chance.randbytes(20), kind=chance.randrange(2)))
+            check_replies_or_alert(
+                send_and_half_close(server.address, frame(header, chance.randbytes(20), kind=chance.randrange(2)))
             )
 
 
 def test_frames_with_a_few_wrong_bytes_do_no_harm(server: ServerProcess, chance: random.Random) -> None:
     originals = [encode(broker().request, 1), encode(broker(deflate=True).request, 1, form="binary")]
     originals += [encode(Request(GET_CONFIG), 1), encode(Request(REGISTER), 1), PROXY_V2 + encode(ROUTE, 1)]
-    with survived(server, lines_max=2000):
+    with check_survives(server, lines_max=2000):
         for _ in range(400):
             damaged = bytearray(chance.choice(originals))
             for _ in range(chance.randrange(1, 5)):
                 damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-            replies_or_alert(say_and_leave(server.address, bytes(damaged)))
+            check_replies_or_alert(send_and_half_close(server.address, bytes(damaged)))
 
 
-def replies_or_alert(answer: bytes) -> None:
-    """Whatever is answered is answered in whole frames, or by TLS to what looks like TLS."""
+def check_replies_or_alert(answer: bytes) -> None:
+    """Check that the response is whole frames, or a TLS alert."""
     if answer[:1] != b"\x15":
         replies(answer)
 

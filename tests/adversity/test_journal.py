@@ -15,15 +15,15 @@ from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.recorder import SKIPPED_AFTER_CRASH
 from skyroute.nameserver.journal.schema import Kind
 from skyroute.nameserver.journal.verify import verify
-from tests.adversity.hardship import (
+from tests.adversity.faults import (
     GET_CLUSTERS,
     GET_ROUTE,
     HEARTBEAT,
     NO_TOPIC,
-    PATIENCE_S,
     PUT_KV,
     SUCCESS,
-    assert_sound,
+    TIMEOUT_S,
+    assert_log_intact,
     broker,
     random_pause,
     repeat_for,
@@ -61,7 +61,7 @@ def test_a_kill_at_any_moment_leaves_an_intact_journal(tmp_path: Path, chance: r
     for death in range(DEATHS):
         with (
             server_process(tmp_path, settings=settings(tmp_path)) as server,
-            RawConnection(server.address, timeout_s=PATIENCE_S) as line,
+            RawConnection(server.address, timeout_s=TIMEOUT_S) as line,
         ):
             if death:
                 assert line.call(GET_ROUTE, {"topic": f"topic-{death}"}).code == SUCCESS
@@ -83,7 +83,7 @@ def test_a_kill_at_any_moment_leaves_an_intact_journal(tmp_path: Path, chance: r
                 file.write(b'{"v":1,"seq":')
     with server_process(tmp_path, settings=settings(tmp_path)) as server:
         assert server.stop() == 0
-        assert_sound(server.log)
+        assert_log_intact(server.log)
     report = verify(journal(tmp_path))
     assert report.problems == []
     assert (report.starts, report.stops, report.gaps) == (DEATHS + 1, 1, DEATHS)
@@ -105,7 +105,7 @@ def puts(folder: Path) -> list[int]:
 
 def test_a_full_disk_loses_no_route_and_queued_changes_are_written_later(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path)) as server:
-        with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+        with RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
             assert line.call(broker().request).code == SUCCESS
             server.limit(resource.RLIMIT_FSIZE, 64 * 1024)  # a file that cannot grow is a disk that is full
             for number in range(20):
@@ -115,7 +115,7 @@ def test_a_full_disk_loses_no_route_and_queued_changes_are_written_later(tmp_pat
             server.unlimit(resource.RLIMIT_FSIZE)
             wait_until(lambda: "journal write succeeded again" in server.log, "it goes on")
         assert server.stop() == 0
-        assert_sound(server.log)
+        assert_log_intact(server.log)
         assert server.log.count("journal write failed") == 1
     report = verify(journal(tmp_path))
     assert (report.problems, report.gaps) == ([], 0)
@@ -124,7 +124,7 @@ def test_a_full_disk_loses_no_route_and_queued_changes_are_written_later(tmp_pat
 
 def test_changes_beyond_a_small_queue_become_a_gap(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path, journalQueueMax=2000)) as server:
-        with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+        with RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
             server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
             for number in range(10):
                 put(line, number)
@@ -144,7 +144,7 @@ def test_changes_beyond_a_small_queue_become_a_gap(tmp_path: Path) -> None:
 
 def test_a_removed_folder_loses_no_route(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path, journalSegmentSeconds=1)) as server:
-        with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+        with RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
             assert line.call(broker().request).code == SUCCESS
             (tmp_path / "memory").rename(tmp_path / "taken away")  # in one step: the server goes on writing
             (tmp_path / "memory").write_text("in the way")
@@ -156,7 +156,7 @@ def test_a_removed_folder_loses_no_route(tmp_path: Path) -> None:
             wait_until(lambda: is_kept(tmp_path, "topic-5"), "the routes are kept again")
             wait_until(lambda: "journal write succeeded again" in server.log, "and the journal")
         assert server.stop() == 0
-        assert_sound(server.log)
+        assert_log_intact(server.log)
 
 
 def test_a_second_server_on_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_repeated_suspension_evicts_no_broker(tmp_path: Path, loop: Loop) -> Non
     beating = broker(heartbeat_ms=2000)
     with server_process(tmp_path, loop=loop, settings={"scanNotActiveBrokerInterval": 1000}) as server:
         with (
-            RawConnection(server.address, timeout_s=PATIENCE_S) as line,
-            RawConnection(server.address, timeout_s=PATIENCE_S) as other,
+            RawConnection(server.address, timeout_s=TIMEOUT_S) as line,
+            RawConnection(server.address, timeout_s=TIMEOUT_S) as other,
         ):
             assert line.call(beating.request).code == SUCCESS
             for _ in range(2):
@@ -220,7 +220,7 @@ def test_the_command_reads_the_journal_of_a_running_server(tmp_path: Path) -> No
                 said += line_read
             assert said.index("server_started") < said.index("broker_joined") < said.index("broker_left")
             follower.send_signal(signal.SIGINT)
-            assert follower.wait(PATIENCE_S) == 0
+            assert follower.wait(TIMEOUT_S) == 0
         finally:
             follower.kill()
             follower.communicate()
@@ -238,7 +238,7 @@ def test_a_kill_during_a_large_snapshot_leaves_a_usable_one(tmp_path: Path, chan
         with (
             server_process(tmp_path, settings=settings(tmp_path)) as server,
             suppress(ClosedError),
-            RawConnection(server.address, timeout_s=PATIENCE_S) as line,
+            RawConnection(server.address, timeout_s=TIMEOUT_S) as line,
         ):
             assert line.call(broker(topics=topics).request).code == SUCCESS
             random_pause(chance, 0.9, 1.2)  # a snapshot follows a change by a second

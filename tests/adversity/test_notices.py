@@ -3,7 +3,7 @@
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import PATIENCE_S, SUCCESS, broker, survived
+from tests.adversity.faults import SUCCESS, TIMEOUT_S, broker, check_survives
 from tests.support.process import Loop
 from tests.support.raw import Listener, RawConnection
 
@@ -40,9 +40,9 @@ ODD_ADDRESSES = [
 def test_one_that_cannot_be_told_keeps_nobody_from_being_told(start: Start, loop: Loop) -> None:
     server = start(loop=loop, notifyMinBrokerIdChanged="true", connectTimeoutMillis=500)
     with (
-        survived(server, lines_max=15 * len(ODD_ADDRESSES)),
-        RawConnection(server.address, timeout_s=PATIENCE_S) as line,
-        Listener(timeout_s=PATIENCE_S) as listener,
+        check_survives(server, lines_max=15 * len(ODD_ADDRESSES)),
+        RawConnection(server.address, timeout_s=TIMEOUT_S) as line,
+        Listener(timeout_s=TIMEOUT_S) as listener,
     ):
         for number, address in enumerate([*ODD_ADDRESSES, listener.address]):
             slave = broker(f"group-{number}", broker_id=2, address=address, ha_address="10.0.0.1:10912", acting=True)

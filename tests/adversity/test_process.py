@@ -10,26 +10,26 @@ from pathlib import Path
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import (
+from tests.adversity.faults import (
     GET_CLUSTERS,
     GET_KV,
     GET_ROUTE,
     HEARTBEAT,
     LIST_TOPICS,
     NO_TOPIC,
-    PATIENCE_S,
     PUT_KV,
     SUCCESS,
     SYSTEM_ERROR,
+    TIMEOUT_S,
+    assert_log_intact,
     assert_responds,
     assert_serves,
-    assert_sound,
     broker,
     connect,
-    is_served,
+    is_serving,
     read_to_end,
     repeat_for,
-    send_all_it_takes,
+    send_until_closed,
 )
 from tests.support.process import Loop, ServerProcess, server_process
 from tests.support.raw import ClosedError, RawConnection, Request, Topic, encode
@@ -45,13 +45,13 @@ def test_without_free_files_it_serves_whom_it_has_and_recovers(start: Start, loo
     question = encode(Request(GET_CLUSTERS), 1)
     room = 20
     with ExitStack() as stack:
-        first = stack.enter_context(RawConnection(server.address, timeout_s=PATIENCE_S))
+        first = stack.enter_context(RawConnection(server.address, timeout_s=TIMEOUT_S))
         assert first.call(PUT_KV, old).code == SUCCESS
         allowed = server.open_files + room
         server.limit(resource.RLIMIT_NOFILE, allowed)
         crowd = [stack.enter_context(connect(server.address)) for _ in range(3 * room)]
         for line in crowd:
-            send_all_it_takes(line, question)
+            send_until_closed(line, question)
         wait_until(lambda: server.open_files >= allowed, "no file is left")
         cpu_s = server.cpu_s
         repeat_for(1.5, lambda: assert_responds(first))
@@ -63,10 +63,10 @@ def test_without_free_files_it_serves_whom_it_has_and_recovers(start: Start, loo
         for line in crowd[2 * room :]:
             with suppress(ConnectionError), line:  # they have been turned away, or are answered now
                 line.recv(65536)
-        wait_until(lambda: is_served(server.address), "there is room again")
+        wait_until(lambda: is_serving(server.address), "there is room again")
         assert first.call(PUT_KV, new).code == SUCCESS
     assert server.stop() == 0
-    assert_sound(server.log)
+    assert_log_intact(server.log)
     assert len(server.log_since_start.splitlines()) < 20
 
 
@@ -77,7 +77,7 @@ def load(server: ServerProcess, *, clients: int) -> Iterator[list[int]]:
     ended = threading.Event()
 
     def ask(at: int) -> None:
-        with suppress(ClosedError, ConnectionError), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+        with suppress(ClosedError, ConnectionError), RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
             while not ended.is_set():
                 for _ in range(20):
                     line.send(GET_ROUTE, {"topic": "TopicA"})
@@ -94,7 +94,7 @@ def load(server: ServerProcess, *, clients: int) -> Iterator[list[int]]:
     finally:
         ended.set()
         for thread in threads:
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -107,7 +107,7 @@ def test_asked_to_stop_under_load_it_ends_in_time(start: Start, loop: Loop, deaf
     server = start(loop=loop)
     topics = [Topic(f"a-topic-with-a-name-of-usual-length-{number:06}") for number in range(5_000)]
     with ExitStack() as stack:
-        registrar = stack.enter_context(RawConnection(server.address, timeout_s=PATIENCE_S))
+        registrar = stack.enter_context(RawConnection(server.address, timeout_s=TIMEOUT_S))
         assert registrar.call(broker(topics=topics).request).code == SUCCESS
         idle = [stack.enter_context(connect(server.address)) for _ in range(50)]
         unfinished = stack.enter_context(connect(server.address))
@@ -119,7 +119,7 @@ def test_asked_to_stop_under_load_it_ends_in_time(start: Start, loop: Loop, deaf
         stack.enter_context(load(server, clients=4))
         assert server.stop(timeout_s) == 0
         assert all(read_to_end(line) == b"" for line in (*idle, unfinished))
-    assert_sound(server.log)
+    assert_log_intact(server.log)
     assert "name server stopped" in server.log
 
 
@@ -129,7 +129,7 @@ def test_standing_still_costs_no_broker_its_place(tmp_path: Path) -> None:
     beating = broker(heartbeat_ms=4000)
     with ExitStack() as stack:
         servers = [stack.enter_context(server_process(tmp_path / loop, loop=loop, settings=settings)) for loop in LOOPS]
-        lines = [stack.enter_context(RawConnection(server.address, timeout_s=PATIENCE_S)) for server in servers]
+        lines = [stack.enter_context(RawConnection(server.address, timeout_s=TIMEOUT_S)) for server in servers]
         for line in lines:
             assert line.call(beating.request).code == SUCCESS
 
@@ -142,7 +142,7 @@ def test_standing_still_costs_no_broker_its_place(tmp_path: Path) -> None:
 
         def check_route() -> None:
             for server in servers:
-                with RawConnection(server.address, timeout_s=PATIENCE_S) as other:
+                with RawConnection(server.address, timeout_s=TIMEOUT_S) as other:
                     assert other.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS
             beat()
 
@@ -156,4 +156,4 @@ def test_standing_still_costs_no_broker_its_place(tmp_path: Path) -> None:
             assert_serves(server.address)
             assert "broker left" in server.log
             assert server.stop() == 0
-            assert_sound(server.log)
+            assert_log_intact(server.log)

@@ -32,7 +32,16 @@ from tests.support.disks import (
     draft,
     small_store,
 )
-from tests.support.single_damage import APACHE_SETTINGS, APACHE_STORES, Base, Damage, Files, check, choose, read_folder
+from tests.support.single_damage import (
+    APACHE_SETTINGS,
+    APACHE_STORES,
+    Base,
+    Damage,
+    Files,
+    check_losses,
+    choose,
+    read_folder,
+)
 
 CASES = int(os.environ.get("SKYROUTE_DAMAGE_CASES") or 10_000)
 PARTS = 20
@@ -153,10 +162,10 @@ def test_any_single_damage_loses_at_most_the_records_it_touches(
         damage.apply(copy)
         try:
             store = base.open(copy)
-            check(base, damage, store)
+            check_losses(base, damage, store)
             if number % REOPENED_EVERY == 0:
-                store = goes_on(base, copy, store)
-                check(base, damage, store)
+                store = check_continues(base, copy, store)
+                check_losses(base, damage, store)
             store.kill()
         except Exception as error:
             raise AssertionError(f"case {number} of part {part}: {base}, {damage}") from error
@@ -191,7 +200,7 @@ def test_a_recovery_killed_at_any_call_loses_nothing(
         except KilledError:
             pass
         store = base.open(copy)
-        check(base, damage, store)
+        check_losses(base, damage, store)
         store.kill()
         shutil.rmtree(copy)
         if is_done:
@@ -200,7 +209,7 @@ def test_a_recovery_killed_at_any_call_loses_nothing(
     assert at > 20
 
 
-def goes_on(base: Base, folder: Path, store: MessageStore) -> MessageStore:
+def check_continues(base: Base, folder: Path, store: MessageStore) -> MessageStore:
     """Check that each queue accepts one more message, and keeps it after a close."""
     topics = ("T", WHOLE, "StoreTopic", "StoreBatches")
     appended = {key: store.append(draft(*key, b"more"), NOW_MS * 2) for key in base.ends if key[0] in topics}

@@ -51,7 +51,7 @@ def fill(store: MessageStore, count: int, first: int = 0) -> dict[int, list[byte
     return stored
 
 
-def check(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
+def check_messages(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
     """Check that every message is there once, in order, and found by key and time."""
     for queue_id, wanted in stored.items():
         messages = read_all(store, "T", queue_id)
@@ -69,15 +69,15 @@ def check(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
             assert unit[:2] == (message.log_position, message.record_bytes)
 
 
-def goes_on(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
+def check_continues(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
     """Check that the store accepts more messages, and has all after it was closed and opened."""
     count = sum(map(len, stored.values()))
     more = fill(store, QUEUES * 2, first=count + (-count % QUEUES))
     whole = {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored}
-    check(store, whole)
+    check_messages(store, whole)
     store.close()
     with reopened(store.folder) as again:
-        check(again, whole)
+        check_messages(again, whole)
 
 
 @contextmanager
@@ -109,12 +109,12 @@ def test_a_process_that_dies_loses_nothing(tmp_path: Path, disk: type[Disk], der
             store.dispatch()
     store.kill()
     with reopened(tmp_path, disk()) as store:
-        check(store, stored)
+        check_messages(store, stored)
         assert store.recovered is not None
         assert not store.recovered.was_clean
     with reopened(tmp_path) as store:
-        check(store, stored)
-        goes_on(store, stored)
+        check_messages(store, stored)
+        check_continues(store, stored)
 
 
 @pytest.mark.parametrize("dies_at", range(1, 400, 7))
@@ -143,8 +143,8 @@ def test_no_stored_message_is_lost_whichever_disk_call_is_the_last(tmp_path: Pat
         if store is not None:
             store.kill()
     with reopened(tmp_path) as store:
-        check(store, stored)
-        goes_on(store, stored)
+        check_messages(store, stored)
+        check_continues(store, stored)
 
 
 WRITER = """
@@ -179,7 +179,7 @@ def test_a_killed_process_keeps_all_acknowledged_messages(tmp_path: Path, chance
             count = sum(store.max_offset("T", queue_id) for queue_id in range(QUEUES))
             assert count - 1 in (said, said + 1)
             stored = [b"%d " % number + b"x" * (number * 37 % 200) for number in range(count)]
-            check(store, {queue_id: stored[queue_id::QUEUES] for queue_id in range(QUEUES)})
+            check_messages(store, {queue_id: stored[queue_id::QUEUES] for queue_id in range(QUEUES)})
         said = count - 1
 
 
@@ -257,7 +257,7 @@ def test_recovery_after_a_machine_crash_reads_only_unflushed_records(
     with reopened(tmp_path, disk()) as store:
         assert store.recovered is not None
         assert store.recovered.records == (6 if flushed else 66)
-        check(store, stored)
+        check_messages(store, stored)
 
 
 # ----------------------------------------------------------------------------------------------------------- cutting
@@ -289,7 +289,7 @@ def test_a_log_cut_at_any_length_keeps_its_complete_records(tmp_path: Path, clea
             file.truncate(length)
         kept = len([each for each in ends if each <= start + length])
         with reopened(folder) as store:
-            check(store, cut_to(stored, kept))
+            check_messages(store, cut_to(stored, kept))
             # Positions and offsets that were given out are not given out again.
             assert store.max_position == end
             assert [store.max_offset("T", queue_id) for queue_id in range(QUEUES)] == [10, 10, 10]
@@ -326,7 +326,7 @@ def test_a_tail_that_was_cut_off_does_not_come_back(tmp_path: Path) -> None:
         content[message.log_position + 95] ^= 1  # in their bodies
     segment.write_bytes(content)
     with reopened(tmp_path, RestartedMachineDisk()) as store:
-        check(store, cut_to(stored, 7))
+        check_messages(store, cut_to(stored, 7))
         (cut,) = store.damage.cuts
         assert (cut.position, cut.size) == (last_two[0].log_position, sum(each.record_bytes for each in last_two))
         assert cut.kept_in.read_bytes() == bytes(content[cut.position : cut.position + cut.size])
@@ -513,8 +513,8 @@ def test_missing_queues_and_index_are_rebuilt_from_the_log(
     store.kill()
     spoil(tmp_path)
     with reopened(tmp_path, disk()) as store:
-        check(store, stored)
-        goes_on(store, stored)
+        check_messages(store, stored)
+        check_continues(store, stored)
 
 
 @pytest.mark.parametrize("spoil", [remove_index, remove_queues, remove_checkpoint, tear_index])
@@ -524,8 +524,8 @@ def test_files_removed_from_a_closed_store_are_rebuilt(tmp_path: Path, spoil: Ca
     store.close()
     spoil(tmp_path)
     with reopened(tmp_path) as store:
-        check(store, stored)
-        goes_on(store, stored)
+        check_messages(store, stored)
+        check_continues(store, stored)
 
 
 def test_without_a_log_queues_continue_behind_the_lost_messages(tmp_path: Path) -> None:
@@ -565,8 +565,8 @@ def test_a_missing_segment_of_a_queue_is_rebuilt(tmp_path: Path, start: int, dis
     (store.close if closes else store.kill)()
     (tmp_path / "consumequeue" / "T" / "0" / f"{start:020d}").unlink()
     with reopened(tmp_path, disk()) as store:
-        check(store, stored)
-        goes_on(store, stored)
+        check_messages(store, stored)
+        check_continues(store, stored)
 
 
 # ------------------------------------------------------------------------------------------------ one damage, no crash
@@ -617,7 +617,7 @@ def test_a_removed_queue_folder_is_rebuilt(tmp_path: Path, topic: str, closes: b
     (store.close if closes else store.kill)()
     shutil.rmtree(tmp_path / ("consumequeue" if topic == "T" else "batchconsumequeue") / topic / "0")
     with reopened(tmp_path, disk()) as store:
-        check(store, stored)
+        check_messages(store, stored)
         assert [message.stored_body for message in read_all(store, WHOLE)] == batches
         assert store.max_offset(WHOLE, 0) == 50
 
@@ -631,7 +631,7 @@ def test_a_cut_queue_file_is_rebuilt(tmp_path: Path, start: int, size: int) -> N
     with (tmp_path / "consumequeue" / "T" / "0" / f"{start:020d}").open("r+b") as file:
         file.truncate(size)
     with reopened(tmp_path) as store:
-        check(store, stored)
+        check_messages(store, stored)
 
 
 def test_a_damaged_unit_does_not_hide_later_units(tmp_path: Path) -> None:
@@ -640,7 +640,7 @@ def test_a_damaged_unit_does_not_hide_later_units(tmp_path: Path) -> None:
     store.close()
     flip(tmp_path / "consumequeue" / "T" / "0" / f"{400:020d}", 5 * 20, 0x80)
     with reopened(tmp_path) as store:
-        check(store, stored)
+        check_messages(store, stored)
 
 
 def test_a_young_segment_of_the_log_does_not_expire_because_the_next_one_is_damaged(tmp_path: Path) -> None:
@@ -662,7 +662,7 @@ def test_a_removed_index_file_is_rebuilt(tmp_path: Path, number: int) -> None:
     assert len(files) == 4
     files[number].unlink()
     with reopened(tmp_path) as store:
-        check(store, stored)
+        check_messages(store, stored)
 
 
 def test_files_of_other_sizes_are_refused_and_not_changed(tmp_path: Path) -> None:
@@ -773,7 +773,7 @@ def test_a_full_disk_refuses_messages_and_serves_reads(tmp_path: Path) -> None:
         check_queues(store, stored)
     disk.is_full = False
     more = fill(store, 30, first=30)
-    check(store, {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored})
+    check_messages(store, {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored})
 
 
 def check_keys(store: MessageStore) -> None:
@@ -802,4 +802,4 @@ def test_a_failed_flush_refuses_further_messages(tmp_path: Path) -> None:
     store.close()
     assert (tmp_path / "abort").exists(), "the next one has to look what is there"
     with reopened(tmp_path) as store:
-        check(store, stored)
+        check_messages(store, stored)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import SUCCESS, SYSTEM_ERROR, broker, survived
+from tests.adversity.faults import SUCCESS, SYSTEM_ERROR, broker, check_survives
 from tests.support.process import ServerProcess
 from tests.support.raw import Command, DataVersion, RawConnection, Request, Topic, encode
 from tests.support.waiting import wait_until
@@ -32,7 +32,7 @@ def watch(heard: Command | None, *topics: str, timeout_ms: int = 60_000) -> Requ
 
 def test_a_watcher_that_does_not_read_holds_up_nobody(server: ServerProcess) -> None:
     with (
-        survived(server, lines_max=2_000),
+        check_survives(server, lines_max=2_000),
         RawConnection(server.address) as mute,
         RawConnection(server.address) as line,
     ):
@@ -49,7 +49,7 @@ def test_a_watcher_that_does_not_read_holds_up_nobody(server: ServerProcess) -> 
 
 
 def test_a_flood_of_watches_is_answered_and_bounded(server: ServerProcess) -> None:
-    with survived(server, lines_max=50), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=50), RawConnection(server.address) as line:
         heard = line.call(watch(None, "A"))
         before_mb = server.rss_mb
         for _ in range(20_000):
@@ -63,7 +63,7 @@ def test_a_flood_of_watches_is_answered_and_bounded(server: ServerProcess) -> No
 
 
 def test_lists_of_topics_are_bounded(server: ServerProcess) -> None:
-    with survived(server, lines_max=50), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=50), RawConnection(server.address) as line:
         heard = line.call(watch(None, "A"))
         for topics in (
             [f"t{number}" for number in range(1_025)],
@@ -82,7 +82,7 @@ def test_lists_of_topics_are_bounded(server: ServerProcess) -> None:
 
 def test_names_of_all_watches_together_are_bounded(start: Start) -> None:
     server = start()
-    with survived(server, lines_max=200), ExitStack() as stack:
+    with check_survives(server, lines_max=200), ExitStack() as stack:
         names = [f"t{number:04}" for number in range(1_024)]
         codes: list[int] = []
         heard: Command | None = None

@@ -1,4 +1,4 @@
-"""What every hard time has in common: bytes that no well-meaning peer sends, and what must be true afterwards."""
+"""Common parts of the tests of faults: invalid bytes on bare sockets, and checks that the server still serves."""
 
 from __future__ import annotations
 
@@ -10,35 +10,55 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.process import LOG_LINE, ServerProcess
 from tests.support.raw import Command, RawConnection, Registration, Topic, decode, split_address
 from tests.support.waiting import wait_until
 
-PUT_KV, GET_KV, DELETE_KV, LIST_KV = 100, 101, 102, 219
-REGISTER, UNREGISTER, GET_ROUTE, GET_CLUSTERS, LIST_TOPICS = 103, 104, 105, 106, 206
-FORBID_WRITES, RESTORE_WRITES, DELETE_TOPIC, REGISTER_TOPIC, TOPICS_OF_CLUSTER = 205, 327, 216, 217, 224
-UPDATE_CONFIG, GET_CONFIG, QUERY_VERSION, GET_MEMBERS, HEARTBEAT = 318, 319, 322, 901, 904
+PUT_KV = RequestCode.PUT_KV_CONFIG
+GET_KV = RequestCode.GET_KV_CONFIG
+DELETE_KV = RequestCode.DELETE_KV_CONFIG
+LIST_KV = RequestCode.GET_KVLIST_BY_NAMESPACE
+REGISTER = RequestCode.REGISTER_BROKER
+UNREGISTER = RequestCode.UNREGISTER_BROKER
+GET_ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
+GET_CLUSTERS = RequestCode.GET_BROKER_CLUSTER_INFO
+LIST_TOPICS = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+FORBID_WRITES = RequestCode.WIPE_WRITE_PERM_OF_BROKER
+RESTORE_WRITES = RequestCode.ADD_WRITE_PERM_OF_BROKER
+DELETE_TOPIC = RequestCode.DELETE_TOPIC_IN_NAMESRV
+REGISTER_TOPIC = RequestCode.REGISTER_TOPIC_IN_NAMESRV
+TOPICS_OF_CLUSTER = RequestCode.GET_TOPICS_BY_CLUSTER
+UPDATE_CONFIG = RequestCode.UPDATE_NAMESRV_CONFIG
+GET_CONFIG = RequestCode.GET_NAMESRV_CONFIG
+QUERY_VERSION = RequestCode.QUERY_DATA_VERSION
+GET_MEMBERS = RequestCode.GET_BROKER_MEMBER_GROUP
+HEARTBEAT = RequestCode.BROKER_HEARTBEAT
 
-SUCCESS, SYSTEM_ERROR, NOT_SUPPORTED, NO_TOPIC, NOT_FOUND = 0, 1, 3, 17, 22
+SUCCESS = ResponseCode.SUCCESS
+SYSTEM_ERROR = ResponseCode.SYSTEM_ERROR
+NOT_SUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+NO_TOPIC = ResponseCode.TOPIC_NOT_EXIST
+NOT_FOUND = ResponseCode.QUERY_NOT_FOUND
 
-PATIENCE_S = 20.0
-"""How long a healthy server may take on a machine that has other things to do; a stuck one takes for ever."""
+TIMEOUT_S = 20.0
+"""How long a healthy server may take on a busy machine."""
 
 TOPICS = (Topic("TopicA"), Topic("TopicB"))
 
 
 def broker(name: str = "broker-a", **changes: object) -> Registration:
-    """A broker like any other."""
+    """Return the registration of an ordinary broker, with changes."""
     return Registration("cluster-a", name, "10.0.0.1:10911", TOPICS).but(**changes)
 
 
-def connect(address: str, *, timeout_s: float = PATIENCE_S) -> socket.socket:
-    """A bare connection, for those who do not keep to the protocol."""
+def connect(address: str, *, timeout_s: float = TIMEOUT_S) -> socket.socket:
+    """Open a bare connection, for bytes that break the protocol."""
     return socket.create_connection(split_address(address), timeout=timeout_s)
 
 
 def read_to_end(line: socket.socket) -> bytes:
-    """All that comes until the server closes; a reset is an end too, as it left bytes of ours unread."""
+    """Return all bytes until the server closes the connection, or resets it because it left bytes of ours unread."""
     pieces = []
     with suppress(ConnectionResetError):
         while piece := line.recv(65536):
@@ -46,33 +66,33 @@ def read_to_end(line: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
-def send_all_it_takes(line: socket.socket, data: bytes) -> None:
-    """Send, to a server that may close before it has taken all."""
+def send_until_closed(line: socket.socket, data: bytes) -> None:
+    """Send all bytes, or those before the server closes the connection."""
     with suppress(BrokenPipeError, ConnectionResetError):
         line.sendall(data)
 
 
-def hear_out(address: str, data: bytes) -> bytes:
-    """Say it on a line of its own and wait; what comes back before the server closes of its own accord."""
+def send_and_read_to_end(address: str, data: bytes) -> bytes:
+    """Send bytes on a new connection, and return the response once the server closes it."""
     with connect(address) as line:
-        send_all_it_takes(line, data)
+        send_until_closed(line, data)
         return read_to_end(line)
 
 
-def say_and_leave(address: str, data: bytes) -> bytes:
-    """Say it on a line of its own, and that this was all; what comes back."""
+def send_and_half_close(address: str, data: bytes) -> bytes:
+    """Send bytes on a new connection, close our half, and return the response."""
     with connect(address) as line:
-        send_all_it_takes(line, data)
+        send_until_closed(line, data)
         with suppress(OSError):  # the server was faster
             line.shutdown(socket.SHUT_WR)
         return read_to_end(line)
 
 
-def say_and_vanish(address: str, data: bytes) -> None:
-    """Say it on a line of its own and cut it: the server meets a reset."""
+def send_and_reset(address: str, data: bytes) -> None:
+    """Send bytes on a new connection, and reset it."""
     with connect(address) as line:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        send_all_it_takes(line, data)
+        send_until_closed(line, data)
 
 
 def repeat_for(seconds: float, action: Callable[[], None]) -> None:
@@ -83,7 +103,7 @@ def repeat_for(seconds: float, action: Callable[[], None]) -> None:
         action()
         return time.monotonic() >= deadline
 
-    wait_until(act, timeout_s=seconds + PATIENCE_S)
+    wait_until(act, timeout_s=seconds + TIMEOUT_S)
 
 
 def random_pause(chance: random.Random, shortest_s: float, longest_s: float) -> None:
@@ -92,7 +112,7 @@ def random_pause(chance: random.Random, shortest_s: float, longest_s: float) -> 
 
 
 def whole_frames(data: bytes) -> list[bytes]:
-    """Frames without their length words; the data must end with the last one."""
+    """Split data into frames without their length words; the data must end with a whole frame."""
     frames = []
     at = 0
     while at < len(data):
@@ -113,14 +133,14 @@ def assert_responds(connection: RawConnection) -> None:
     assert connection.call(GET_CLUSTERS).code == SUCCESS
 
 
-def assert_serves(address: str, *, within_s: float = PATIENCE_S) -> None:
+def assert_serves(address: str, *, within_s: float = TIMEOUT_S) -> None:
     with RawConnection(address, timeout_s=within_s) as line:
         assert_responds(line)
         assert line.call(GET_ROUTE, {"topic": "no such topic"}).code == NO_TOPIC
 
 
-def is_served(address: str) -> bool:
-    """Whether a newcomer is answered, rather than turned away."""
+def is_serving(address: str) -> bool:
+    """Whether the server responds to a new client."""
     try:
         assert_serves(address)
     except ConnectionError:
@@ -128,27 +148,27 @@ def is_served(address: str) -> bool:
     return True
 
 
-def assert_sound(log: str) -> None:
-    """Every line is a log line, so there is no traceback, and nobody's text begins a line or hides one."""
+def assert_log_intact(log: str) -> None:
+    """Check that every line has the log's format: no traceback, and no text of a client that begins or hides a line."""
     assert {sign for sign in set(log) if unicodedata.category(sign) in ("Cc", "Zl", "Zp")} <= {"\n"}
     assert [line for line in log.splitlines() if not LOG_LINE.fullmatch(line)] == []
 
 
-def errors_in(log: str) -> list[str]:
-    """Lines that say that the server itself failed, which no peer can make it do."""
+def error_lines(log: str) -> list[str]:
+    """Return the lines of level ERROR: no client may cause one."""
     return [line for line in log.splitlines() if (found := LOG_LINE.fullmatch(line)) and found[1] == "ERROR"]
 
 
 @contextmanager
-def survived(server: ServerProcess, *, lines_max: int) -> Iterator[None]:
-    """What happens inside leaves the server serving, no line open, and few lines in its log, all of them sound."""
+def check_survives(server: ServerProcess, *, lines_max: int) -> Iterator[None]:
+    """Check after the block that the server serves, has no connection open, and logged few lines, all well-formed."""
     mark, open_files = len(server.log), server.open_files
     yield
     assert_serves(server.address)
     assert server.is_running
-    wait_until(lambda: server.open_files <= open_files, "no line is left open")
+    wait_until(lambda: server.open_files <= open_files, "every connection is closed")
     log = server.log_since(mark)
-    assert_sound(log)
-    assert errors_in(log) == []
+    assert_log_intact(log)
+    assert error_lines(log) == []
     lines = log.splitlines()
     assert len(lines) <= lines_max, "\n".join(lines[:50])
