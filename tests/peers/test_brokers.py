@@ -95,9 +95,9 @@ class TestMasterAndSlave:
             assert found is not None
             assert found[master.broker_name] == both
 
-    def test_the_slave_follows_the_master_that_our_answer_named(self, pair: Pair) -> None:
+    def test_the_slave_replicates_from_the_master_in_our_response(self, pair: Pair) -> None:
         master, _ = pair
-        wait_until(lambda: established_to(master.port + 1), timeout_s=REGISTERED_S, what="the slave replicates")
+        assert wait_until(lambda: established_to(master.port + 1), "the slave replicates", timeout_s=REGISTERED_S)
 
     def test_a_killed_master_is_gone_at_once_and_the_slave_stays(self, pair: Pair, ours: NameServerProcess) -> None:
         master, slave = pair
