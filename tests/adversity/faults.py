@@ -10,36 +10,10 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from skyroute.wire.codes import RequestCode, ResponseCode
+from tests.support.codes import GET_CLUSTERS, GET_ROUTE, NO_TOPIC, SUCCESS
 from tests.support.process import LOG_LINE, ServerProcess
 from tests.support.raw import Command, RawConnection, Registration, Topic, decode, split_address
 from tests.support.waiting import wait_until
-
-PUT_KV = RequestCode.PUT_KV_CONFIG
-GET_KV = RequestCode.GET_KV_CONFIG
-DELETE_KV = RequestCode.DELETE_KV_CONFIG
-LIST_KV = RequestCode.GET_KVLIST_BY_NAMESPACE
-REGISTER = RequestCode.REGISTER_BROKER
-UNREGISTER = RequestCode.UNREGISTER_BROKER
-GET_ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
-GET_CLUSTERS = RequestCode.GET_BROKER_CLUSTER_INFO
-LIST_TOPICS = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
-FORBID_WRITES = RequestCode.WIPE_WRITE_PERM_OF_BROKER
-RESTORE_WRITES = RequestCode.ADD_WRITE_PERM_OF_BROKER
-DELETE_TOPIC = RequestCode.DELETE_TOPIC_IN_NAMESRV
-REGISTER_TOPIC = RequestCode.REGISTER_TOPIC_IN_NAMESRV
-TOPICS_OF_CLUSTER = RequestCode.GET_TOPICS_BY_CLUSTER
-UPDATE_CONFIG = RequestCode.UPDATE_NAMESRV_CONFIG
-GET_CONFIG = RequestCode.GET_NAMESRV_CONFIG
-QUERY_VERSION = RequestCode.QUERY_DATA_VERSION
-GET_MEMBERS = RequestCode.GET_BROKER_MEMBER_GROUP
-HEARTBEAT = RequestCode.BROKER_HEARTBEAT
-
-SUCCESS = ResponseCode.SUCCESS
-SYSTEM_ERROR = ResponseCode.SYSTEM_ERROR
-NOT_SUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-NO_TOPIC = ResponseCode.TOPIC_NOT_EXIST
-NOT_FOUND = ResponseCode.QUERY_NOT_FOUND
 
 TIMEOUT_S = 20.0
 """How long a healthy server may take on a busy machine."""

@@ -5,19 +5,9 @@ import ssl
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.faults import (
-    DELETE_TOPIC,
-    GET_CLUSTERS,
-    REGISTER,
-    SYSTEM_ERROR,
-    assert_serves,
-    broker,
-    check_survives,
-    connect,
-    read_to_end,
-    send_and_read_to_end,
-)
+from tests.adversity.faults import assert_serves, broker, check_survives, connect, read_to_end, send_and_read_to_end
 from tests.adversity.test_memory import KIB, MIB, holding, still_open
+from tests.support.codes import DELETE_TOPIC, GET_CLUSTERS, REGISTER, SYSTEM_ERROR
 from tests.support.process import ServerProcess
 from tests.support.raw import RawConnection, Request, Topic, encode, mapping
 from tests.support.waiting import wait_until

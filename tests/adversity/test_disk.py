@@ -12,7 +12,9 @@ import pytest
 import trustme
 
 from tests.adversity.conftest import Start
-from tests.adversity.faults import (
+from tests.adversity.faults import TIMEOUT_S, assert_log_intact, assert_serves, check_survives, connect, random_pause
+from tests.support.booted import NotBootedError
+from tests.support.codes import (
     DELETE_KV,
     GET_CONFIG,
     GET_KV,
@@ -21,15 +23,8 @@ from tests.adversity.faults import (
     PUT_KV,
     SUCCESS,
     SYSTEM_ERROR,
-    TIMEOUT_S,
     UPDATE_CONFIG,
-    assert_log_intact,
-    assert_serves,
-    check_survives,
-    connect,
-    random_pause,
 )
-from tests.support.booted import NotBootedError
 from tests.support.process import ServerProcess, server_process
 from tests.support.raw import ClosedError, RawConnection, loads
 from tests.support.waiting import wait_until

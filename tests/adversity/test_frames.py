@@ -11,13 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.adversity.faults import (
-    GET_CLUSTERS,
-    GET_CONFIG,
-    GET_ROUTE,
-    HEARTBEAT,
-    NO_TOPIC,
-    REGISTER,
-    SUCCESS,
     broker,
     check_survives,
     replies,
@@ -25,6 +18,7 @@ from tests.adversity.faults import (
     send_and_read_to_end,
     send_and_reset,
 )
+from tests.support.codes import GET_CLUSTERS, GET_CONFIG, GET_ROUTE, HEARTBEAT, NO_TOPIC, REGISTER, SUCCESS
 from tests.support.connections import connection_to
 from tests.support.process import ServerProcess, server_process
 from tests.support.raw import Request, encode, frame

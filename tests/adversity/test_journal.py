@@ -15,20 +15,9 @@ from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.recorder import SKIPPED_AFTER_CRASH
 from skyroute.nameserver.journal.schema import Kind
 from skyroute.nameserver.journal.verify import verify
-from tests.adversity.faults import (
-    GET_CLUSTERS,
-    GET_ROUTE,
-    HEARTBEAT,
-    NO_TOPIC,
-    PUT_KV,
-    SUCCESS,
-    TIMEOUT_S,
-    assert_log_intact,
-    broker,
-    random_pause,
-    repeat_for,
-)
+from tests.adversity.faults import TIMEOUT_S, assert_log_intact, broker, random_pause, repeat_for
 from tests.support.booted import NotBootedError
+from tests.support.codes import GET_CLUSTERS, GET_ROUTE, HEARTBEAT, NO_TOPIC, PUT_KV, SUCCESS
 from tests.support.process import Loop, server_process
 from tests.support.raw import ClosedError, DataVersion, RawConnection, Registration, Topic
 from tests.support.waiting import wait_until

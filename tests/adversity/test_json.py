@@ -5,7 +5,8 @@ import zlib
 
 import pytest
 
-from tests.adversity.faults import (
+from tests.adversity.faults import TIMEOUT_S, broker, check_survives, replies, send_and_half_close
+from tests.support.codes import (
     GET_ROUTE,
     NO_TOPIC,
     QUERY_VERSION,
@@ -13,12 +14,7 @@ from tests.adversity.faults import (
     REGISTER_TOPIC,
     SUCCESS,
     SYSTEM_ERROR,
-    TIMEOUT_S,
     UNREGISTER,
-    broker,
-    check_survives,
-    replies,
-    send_and_half_close,
 )
 from tests.support.process import ServerProcess
 from tests.support.raw import RawConnection, frame

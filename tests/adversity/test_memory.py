@@ -16,12 +16,6 @@ import pytest
 
 from tests.adversity.conftest import Start
 from tests.adversity.faults import (
-    GET_CLUSTERS,
-    GET_ROUTE,
-    LIST_TOPICS,
-    REGISTER,
-    SUCCESS,
-    SYSTEM_ERROR,
     TIMEOUT_S,
     assert_log_intact,
     assert_serves,
@@ -31,6 +25,7 @@ from tests.adversity.faults import (
     is_serving,
     read_to_end,
 )
+from tests.support.codes import GET_CLUSTERS, GET_ROUTE, LIST_TOPICS, REGISTER, SUCCESS, SYSTEM_ERROR
 from tests.support.process import Loop, ServerProcess
 from tests.support.raw import DataVersion, RawConnection, Request, Topic, encode, frame, split_address
 from tests.support.waiting import wait_until

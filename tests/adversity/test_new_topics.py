@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import send
 from tests.support.apache import free_port
 from tests.support.connections import AsyncConnection, accepts_connections, connection_to
@@ -46,7 +47,7 @@ async def test_every_topic_whose_first_message_was_answered_is_there_after_a_kil
     async def produce(line: AsyncConnection, producer: int) -> None:
         for number in range(ANSWERS):
             topic = f"new-{producer}-{number}"
-            assert (await line.call(send(topic))).code == 0
+            assert (await line.call(send(topic))).code == ResponseCode.SUCCESS
             answered.append(topic)
             if len(answered) >= ANSWERS:
                 enough.set()

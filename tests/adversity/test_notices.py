@@ -3,7 +3,8 @@
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.faults import SUCCESS, TIMEOUT_S, broker, check_survives
+from tests.adversity.faults import TIMEOUT_S, broker, check_survives
+from tests.support.codes import SUCCESS
 from tests.support.process import Loop
 from tests.support.raw import Listener, RawConnection
 

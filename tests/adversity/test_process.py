@@ -11,15 +11,6 @@ import pytest
 
 from tests.adversity.conftest import Start
 from tests.adversity.faults import (
-    GET_CLUSTERS,
-    GET_KV,
-    GET_ROUTE,
-    HEARTBEAT,
-    LIST_TOPICS,
-    NO_TOPIC,
-    PUT_KV,
-    SUCCESS,
-    SYSTEM_ERROR,
     TIMEOUT_S,
     assert_log_intact,
     assert_responds,
@@ -30,6 +21,17 @@ from tests.adversity.faults import (
     read_to_end,
     repeat_for,
     send_until_closed,
+)
+from tests.support.codes import (
+    GET_CLUSTERS,
+    GET_KV,
+    GET_ROUTE,
+    HEARTBEAT,
+    LIST_TOPICS,
+    NO_TOPIC,
+    PUT_KV,
+    SUCCESS,
+    SYSTEM_ERROR,
 )
 from tests.support.process import Loop, ServerProcess, server_process
 from tests.support.raw import ClosedError, RawConnection, Request, Topic, encode

@@ -7,6 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.adversity.faults import (
+    TIMEOUT_S,
+    TOPICS,
+    broker,
+    check_survives,
+    replies,
+    send_and_half_close,
+    send_and_read_to_end,
+)
+from tests.support.codes import (
     DELETE_KV,
     DELETE_TOPIC,
     FORBID_WRITES,
@@ -27,16 +36,9 @@ from tests.adversity.faults import (
     RESTORE_WRITES,
     SUCCESS,
     SYSTEM_ERROR,
-    TIMEOUT_S,
-    TOPICS,
     TOPICS_OF_CLUSTER,
     UNREGISTER,
     UPDATE_CONFIG,
-    broker,
-    check_survives,
-    replies,
-    send_and_half_close,
-    send_and_read_to_end,
 )
 from tests.support.process import ServerProcess
 from tests.support.raw import Command, Form, RawConnection, Registration, Request, Topic, encode, frame, mapping
@@ -58,7 +60,7 @@ def route_header(**members: object) -> bytes:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", [-32768, -1, 0, 1, 10, 35, 99, 107, 310, 905, 32767])
-def test_a_code_nobody_knows_is_answered_so(server: ServerProcess, code: int, form: Form) -> None:
+def test_an_unknown_code_is_refused(server: ServerProcess, code: int, form: Form) -> None:
     with check_survives(server, lines_max=0), RawConnection(server.address, form=form) as line:
         answer = line.call(code)
         assert (answer.code, answer.remark) == (NOT_SUPPORTED, f" request type {code} not supported")
@@ -68,12 +70,12 @@ def test_a_code_nobody_knows_is_answered_so(server: ServerProcess, code: int, fo
 
 
 @pytest.mark.parametrize("code", [-(2**31), 200_050, 2**31 - 1])
-def test_a_code_beyond_16_bits_is_answered_so(server: ServerProcess, code: int) -> None:
+def test_an_unknown_code_beyond_16_bits_is_refused(server: ServerProcess, code: int) -> None:
     with check_survives(server, lines_max=0):
         assert ask(server, route_header(code=code)).code == NOT_SUPPORTED
 
 
-NEEDED = {
+NEEDED: dict[int, dict[str, str]] = {
     PUT_KV: {"namespace": "n", "key": "k", "value": "v"},
     GET_KV: {"namespace": "n", "key": "k"},
     DELETE_KV: {"namespace": "n", "key": "k"},
@@ -90,12 +92,14 @@ NEEDED = {
     GET_MEMBERS: {"clusterName": "c", "brokerName": "b"},
     HEARTBEAT: {"clusterName": "c", "brokerAddr": "10.0.0.1:10911"},
 }
-"""The fields without which a request means nothing."""
+"""The required fields of each request."""
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", NEEDED)
-def test_every_needed_field_is_missed_and_the_line_lives_on(server: ServerProcess, code: int, form: Form) -> None:
+def test_a_missing_required_field_is_refused_and_the_connection_stays(
+    server: ServerProcess, code: int, form: Form
+) -> None:
     with check_survives(server, lines_max=2 * len(NEEDED[code]) + 1), RawConnection(server.address, form=form) as line:
         for missing in NEEDED[code]:
             for fields in (

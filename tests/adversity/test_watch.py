@@ -7,8 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from skyroute.wire.codes import RequestCode
 from tests.adversity.conftest import Start
-from tests.adversity.faults import SUCCESS, SYSTEM_ERROR, broker, check_survives
+from tests.adversity.faults import broker, check_survives
+from tests.support.codes import SUCCESS, SYSTEM_ERROR
 from tests.support.process import ServerProcess
 from tests.support.raw import Command, DataVersion, RawConnection, Request, Topic, encode
 from tests.support.waiting import wait_until
@@ -91,7 +93,7 @@ def test_names_of_all_watches_together_are_bounded(start: Start) -> None:
             heard = heard or line.call(watch(None, "A"))
             # 4 watches a connection, 1,024 names each: the bound of a million is reached before the last of them.
             line.write(b"".join(encode(watch(heard, *names), number) for number in range(100, 104)))
-            codes.append(line.call(106).code)
+            codes.append(line.call(RequestCode.GET_BROKER_CLUSTER_INFO).code)
             codes += [command.code for command in line.strays]
         assert set(codes) == {SUCCESS, SYSTEM_BUSY}
         assert server.rss_mb < 400

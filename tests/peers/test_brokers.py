@@ -11,6 +11,7 @@ import pytest
 
 from tests.peers.transcript import run_time_settings
 from tests.support.apache import APACHE, APACHE_4, REGISTERED_S, ApacheBroker, NameServerProcess
+from tests.support.codes import GET_CLUSTERS, GET_ROUTE, LIST_TOPICS, NO_TOPIC, SUCCESS
 from tests.support.raw import RawConnection, Request, canonical
 from tests.support.waiting import wait_until
 
@@ -20,7 +21,7 @@ AT_ONCE_S = 2.0  # far below the two minutes of a lease
 def members(server: NameServerProcess, broker: str) -> dict[str, str]:
     """Broker id to address, as 106 tells it; empty when the group is unknown."""
     with RawConnection(server.address) as line:
-        groups: dict[str, Any] = line.call(106).value["brokerAddrTable"]
+        groups: dict[str, Any] = line.call(GET_CLUSTERS).value["brokerAddrTable"]
     addresses: dict[str, str] = groups.get(broker, {}).get("brokerAddrs", {})
     return addresses
 
@@ -28,10 +29,10 @@ def members(server: NameServerProcess, broker: str) -> dict[str, str]:
 def route(server: NameServerProcess, topic: str) -> dict[str, dict[str, str]] | None:
     """Broker name to members of one topic's route; None when there is no route."""
     with RawConnection(server.address) as line:
-        reply = line.call(105, {"topic": topic})
-    if reply.code == 17:
+        reply = line.call(GET_ROUTE, {"topic": topic})
+    if reply.code == NO_TOPIC:
         return None
-    assert reply.code == 0
+    assert reply.code == SUCCESS
     return {data["brokerName"]: data["brokerAddrs"] for data in reply.value["brokerDatas"]}
 
 
@@ -43,7 +44,7 @@ def wait_for_members(server: NameServerProcess, broker: str, expected: dict[str,
 
 def is_writable(server: NameServerProcess, topic: str, broker: str) -> bool:
     with RawConnection(server.address) as line:
-        queues = line.call(105, {"topic": topic}).value["queueDatas"]
+        queues = line.call(GET_ROUTE, {"topic": topic}).value["queueDatas"]
     (perm,) = (queue["perm"] for queue in queues if queue["brokerName"] == broker)
     return bool(perm & 2)
 
@@ -52,13 +53,13 @@ def test_one_broker_at_two_name_servers_has_the_same_routes_at_both(
     apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker
 ) -> None:
     with RawConnection(apache.address) as theirs, RawConnection(ours.address) as mine:
-        assert canonical(mine.call(106).text) == canonical(theirs.call(106).text)
-        topics = sorted(theirs.call(206).value["topicList"])
-        assert sorted(mine.call(206).value["topicList"]) == topics
+        assert canonical(mine.call(GET_CLUSTERS).text) == canonical(theirs.call(GET_CLUSTERS).text)
+        topics = sorted(theirs.call(LIST_TOPICS).value["topicList"])
+        assert sorted(mine.call(LIST_TOPICS).value["topicList"]) == topics
         assert {"TBW102", broker.cluster, broker.broker_name} <= set(topics)
         for topic in topics:
             for version, strict in ((399, False), (479, True)):
-                question = Request(105, {"topic": topic}, version=version)
+                question = Request(GET_ROUTE, {"topic": topic}, version=version)
                 expected = canonical(theirs.call(question).text, strict=strict)
                 assert canonical(mine.call(question).text, strict=strict) == expected
 

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from skyroute.cli.main import main
 from tests.support.apache import ApacheBroker, NameServerProcess
+from tests.support.codes import DELETE_TOPIC, GET_ROUTE, NOT_SUPPORTED, SUCCESS, WATCH_ROUTES
 from tests.support.raw import RawConnection
 from tests.support.waiting import wait_until
 
@@ -26,13 +27,17 @@ def test_both_say_the_same_of_a_broker_until_one_is_told_otherwise(
     topic = "SELF_TEST_TOPIC"
     with RawConnection(apache.address) as at_apache, RawConnection(ours.address) as at_ours:
         wait_until(lambda: diff(apache, ours)[0] == 0, what="no difference")
-        assert at_apache.call(105, {"topic": topic}).code == at_ours.call(105, {"topic": topic}).code == 0
-        assert at_apache.call(21001, {"anyTopic": "true"}).code == 3
+        assert (
+            at_apache.call(GET_ROUTE, {"topic": topic}).code
+            == at_ours.call(GET_ROUTE, {"topic": topic}).code
+            == SUCCESS
+        )
+        assert at_apache.call(WATCH_ROUTES, {"anyTopic": "true"}).code == NOT_SUPPORTED
         # The broker registers every 30 s and may do so between the two: then the topic is deleted once more.
         reports: list[dict[str, Any]] = []
 
         def differs_after_deletion() -> bool:
-            assert at_ours.call(216, {"topic": topic}).code == 0
+            assert at_ours.call(DELETE_TOPIC, {"topic": topic}).code == SUCCESS
             code, report = diff(apache, ours)
             reports.append(report)
             return code == 1

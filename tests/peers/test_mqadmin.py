@@ -15,6 +15,7 @@ import pytest
 
 from tests.peers.transcript import OUR_KEYS, PLACES
 from tests.support.apache import SMALL_HEAP, ApacheBroker, NameServerProcess, PeerFailedError, java
+from tests.support.codes import GET_KV, GET_ROUTE, NOT_FOUND, SUCCESS
 from tests.support.raw import RawConnection
 from tests.support.waiting import wait_until
 
@@ -87,7 +88,7 @@ class Both:
 
 
 def _until_topic(line: RawConnection, topic: str, *, is_there: bool) -> None:
-    wait_until(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
+    wait_until(lambda: (line.call(GET_ROUTE, {"topic": topic}).code == SUCCESS) == is_there, timeout_s=40, what=topic)
 
 
 @pytest.fixture
@@ -132,11 +133,11 @@ def test_kv_config(both: Both) -> None:
     assert "success" in both.check("updateKvConfig", *words, "-v", "value;with=marks")
     for server in both.servers:
         with RawConnection(server.address) as line:
-            assert line.call(101, {"namespace": "AdminSpace", "key": "key"}).fields == {"value": "value;with=marks"}
+            assert line.call(GET_KV, {"namespace": "AdminSpace", "key": "key"}).fields == {"value": "value;with=marks"}
     assert "success" in both.check("deleteKvConfig", *words)
     for server in both.servers:
         with RawConnection(server.address) as line:
-            assert line.call(101, {"namespace": "AdminSpace", "key": "key"}).code == 22
+            assert line.call(GET_KV, {"namespace": "AdminSpace", "key": "key"}).code == NOT_FOUND
 
 
 def test_name_server_settings(both: Both) -> None:

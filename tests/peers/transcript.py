@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.support.apache import NameServerProcess
+from tests.support.codes import GET_CONFIG, GET_MEMBERS, GET_ROUTE, QUERY_VERSION, SUCCESS, UPDATE_CONFIG
 from tests.support.raw import (
     VERSION_5,
     Command,
@@ -157,13 +158,13 @@ class Stage:
     def members(self, line: RawConnection, broker: str = "a") -> dict[str, str]:
         """Broker id to address, as 901 tells it."""
         fields = {"clusterName": self.cluster, "brokerName": self.name(broker)}
-        group: dict[str, str] = line.call(901, fields).value["brokerMemberGroup"]["brokerAddrs"]
+        group: dict[str, str] = line.call(GET_MEMBERS, fields).value["brokerMemberGroup"]["brokerAddrs"]
         return group
 
     def perms(self, line: RawConnection, topic: str) -> dict[str, int]:
         """Broker name without prefix to permission; empty when there is no route."""
-        reply = line.call(105, {"topic": self.name(topic)})
-        if reply.code != 0:
+        reply = line.call(GET_ROUTE, {"topic": self.name(topic)})
+        if reply.code != SUCCESS:
             return {}
         return {queue["brokerName"].removeprefix(self.prefix): queue["perm"] for queue in reply.value["queueDatas"]}
 
@@ -193,12 +194,12 @@ class Stage:
 
     def route(self, step: str, line: RawConnection, topic: str, *, version: int = VERSION_5, **fields: str) -> Command:
         """Ask for a route and note it, byte for byte but for what Java leaves to hash order."""
-        request = Request(105, {"topic": self.name(topic), **fields}, version=version)
+        request = Request(GET_ROUTE, {"topic": self.name(topic), **fields}, version=version)
         strict = version >= STRICT_SINCE or fields.get("acceptStandardJsonOnly", "").lower() == "true"
         return self.note(step, line.call(request), strict=strict)
 
     def version_query(self, step: str, line: RawConnection, registration: Registration, known: DataVersion) -> Command:
-        return self.ask(step, line, 322, registration.identity, compact(known.wire()).encode())
+        return self.ask(step, line, QUERY_VERSION, registration.identity, compact(known.wire()).encode())
 
     def note(self, step: str, command: Command, *, strict: bool = False, body: Any = None) -> Command:
         """Write down an answer; `body` replaces the parsed body where the text itself cannot be compared."""
@@ -245,13 +246,13 @@ def run_time_settings(server: NameServerProcess, **values: str) -> Iterator[None
         yield
         return
     with RawConnection(server.address) as line:
-        before = properties_of(line.call(319).text)
-        assert line.call(318, body=_properties(values)).code == 0
+        before = properties_of(line.call(GET_CONFIG).text)
+        assert line.call(UPDATE_CONFIG, body=_properties(values)).code == SUCCESS
     try:
         yield
     finally:
         with RawConnection(server.address) as line:
-            assert line.call(318, body=_properties({key: before[key] for key in values})).code == 0
+            assert line.call(UPDATE_CONFIG, body=_properties({key: before[key] for key in values})).code == SUCCESS
 
 
 def properties_of(text: str) -> dict[str, str]:

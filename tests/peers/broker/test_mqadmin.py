@@ -21,6 +21,7 @@ from tests.peers.client.conftest import SETTINGS
 from tests.peers.client.java_client import JavaClients, JavaConsumer, Place
 from tests.peers.test_mqadmin import MqAdmin, in_order, messages_only
 from tests.support.apache import ApacheBroker, ApacheNameServer, NameServerProcess, SkyrouteNameServer
+from tests.support.codes import GET_ROUTE, SUCCESS
 from tests.support.raw import RawConnection
 from tests.support.waiting import eventually, wait_until
 
@@ -77,7 +78,11 @@ class Both:
     def until_topic(self, topic: str, *, is_there: bool = True) -> None:
         for side in self.sides:
             with RawConnection(side.name_server.address) as line:
-                wait_until(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
+                wait_until(
+                    lambda: (line.call(GET_ROUTE, {"topic": topic}).code == SUCCESS) == is_there,
+                    timeout_s=40,
+                    what=topic,
+                )
 
 
 def plain(text: str, side: Side) -> str:

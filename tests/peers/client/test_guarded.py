@@ -11,6 +11,7 @@ import pytest
 from skyroute import Message, Producer, SkyrouteError
 from skyroute.client.errors import BrokerRefusedError, NoPermissionError
 from skyroute.remoting.errors import RemotingError
+from skyroute.wire.codes import ResponseCode
 from tests.peers.client.conftest import DELAY_LEVEL, USER
 from tests.peers.client.java_client import JavaClients, JavaError, Place, message
 from tests.peers.client.python_client import consuming
@@ -39,7 +40,7 @@ async def test_with_acl_and_tls_both_languages_exchange_messages(java: JavaClien
             await producer.send(Message(others, b"not mine"))
         with pytest.raises(JavaError) as refused:
             await java_producer.send(others, b"not mine")
-        assert refused.value.code == 16
+        assert refused.value.code == ResponseCode.NO_PERMISSION
 
 
 async def test_who_signs_wrongly_or_not_at_all_is_refused(java: JavaClients, guarded: Place) -> None:
