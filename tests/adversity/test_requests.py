@@ -97,9 +97,7 @@ NEEDED: dict[int, dict[str, str]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", NEEDED)
-def test_a_missing_required_field_is_refused_and_the_connection_stays(
-    server: ServerProcess, code: int, form: Form
-) -> None:
+def test_a_request_without_a_required_field_is_refused(server: ServerProcess, code: int, form: Form) -> None:
     with check_survives(server, lines_max=2 * len(NEEDED[code]) + 1), RawConnection(server.address, form=form) as line:
         for missing in NEEDED[code]:
             for fields in (

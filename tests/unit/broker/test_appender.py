@@ -23,7 +23,7 @@ from skyroute.remoting.dispatch import wait_for_response
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.command import Response
 from tests.support.clock import ManualClock
-from tests.support.disks import BlockingDisk, FailingSyncDisk, FullDisk, bodies, draft, small_store
+from tests.support.disks import BlockingDisk, FailingSyncDisk, FillingDisk, FullDisk, bodies, draft, small_store
 from tests.unit.broker.test_long_polling import Reader
 
 
@@ -190,5 +190,9 @@ async def test_who_waits_for_a_disk_that_does_not_take_it_is_told(tmp_path: Path
         await room.flushing.stop()
 
 
-async def test_how_full_the_disk_is_is_the_stores_word(room: Room) -> None:
-    assert room.appender.disk_used() == room.store.disk_used()
+async def test_the_used_share_of_the_disk_comes_from_the_store(tmp_path: Path) -> None:
+    disk = FillingDisk()
+    with room_in(tmp_path, disk) as room:
+        disk.used = 0.5
+        assert room.appender.disk_used() == 0.5
+        await room.flushing.stop()
