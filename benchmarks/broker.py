@@ -102,7 +102,7 @@ class Broker:
         return sum(int(reply.fields["offset"]) for reply in replies)
 
     def fill(self, topic: str, count: int, body_bytes: int) -> Messages:
-        """Send so many messages, in batches."""
+        """Send `count` messages in batches."""
         self.create_topic(topic)
         done = load_broker(self.port, "fill", topic, QUEUES, count, *BATCH_SENDERS, body_bytes, BATCH)
         # A broker may know a message's place in its queue a moment after it has accepted it.

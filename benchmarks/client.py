@@ -116,7 +116,7 @@ class Cluster:
         self._line.call(CREATE_TOPIC, {"topic": TOPIC, **queues, **other})
 
     def stored(self) -> int:
-        """How many messages the topic holds, as the broker says: the same count, whoever sent them."""
+        """How many messages the topic holds, as the broker counts them."""
         replies = (self._line.call(MAX_OFFSET, {"topic": TOPIC, "queueId": str(number)}) for number in range(QUEUES))
         return sum(int(reply.fields["offset"]) for reply in replies)
 

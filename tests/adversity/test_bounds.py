@@ -1,4 +1,4 @@
-"""Bounds that take several peers, or one that comes again and again, to reach."""
+"""Bounds that many clients, or many connections of one client, reach."""
 
 import ssl
 
@@ -28,7 +28,7 @@ def test_unfinished_handshakes_count_towards_the_bound(start: Start) -> None:
         wait_until(lambda: still_open(lines) <= 16, "no more than the bound is held", timeout_s=5)
 
 
-def test_a_tls_peer_that_says_goodbye_is_let_go(server: ServerProcess) -> None:
+def test_a_tls_connection_is_closed_after_close_notify(server: ServerProcess) -> None:
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     speaker = tls_context().wrap_bio(incoming, outgoing)
     with connect(server.address, timeout_s=5) as line:
@@ -47,7 +47,7 @@ def test_a_tls_peer_that_says_goodbye_is_let_go(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("what", ["filter servers", "topic names", "broker name", "deleted topic"])
-def test_a_log_line_does_not_repeat_megabytes(start: Start, what: str) -> None:
+def test_a_log_line_is_short_for_a_long_name(start: Start, what: str) -> None:
     server = start()
     huge = "x" * 1_000_000
     request = {
@@ -62,7 +62,7 @@ def test_a_log_line_does_not_repeat_megabytes(start: Start, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["filter servers", "static queues"])
-def test_what_a_broker_leaves_behind_has_a_bound(start: Start, what: str) -> None:
+def test_memory_of_large_registrations_is_bounded(start: Start, what: str) -> None:
     server = start()
     with RawConnection(server.address, timeout_s=60) as line:
         before_mb = server.rss_mb
@@ -77,13 +77,13 @@ def test_what_a_broker_leaves_behind_has_a_bound(start: Start, what: str) -> Non
         assert server.rss_mb - before_mb < 100
 
 
-def test_one_host_that_connects_again_and_again_leaves_a_few_lines_only(server: ServerProcess) -> None:
+def test_repeated_connections_of_one_host_log_few_lines(server: ServerProcess) -> None:
     with check_survives(server, lines_max=50):
         for _ in range(1000):
             send_and_read_to_end(server.address, b"GET / HTTP/1.1\r\nHost: localhost:9876\r\n\r\n")
 
 
-def test_one_frame_does_not_hold_everybody_up(server: ServerProcess) -> None:
+def test_one_large_frame_uses_little_processor_time(server: ServerProcess) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0"}
     cpu_s = server.cpu_s
     with RawConnection(server.address, timeout_s=60) as line:

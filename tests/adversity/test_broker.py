@@ -1,4 +1,4 @@
-"""A broker among hostile and hapless peers, with a clock that goes back and a disk that fails."""
+"""A broker with hostile and failing clients, a wall clock set back, and a failing disk."""
 
 import asyncio
 import itertools
@@ -122,7 +122,7 @@ def bad_requests(code: int) -> Iterator[Request]:
 
 
 async def answers_to(cluster: Cluster, line: AsyncConnection, requests: list[Request]) -> list[Command]:
-    """What comes of many requests at once; whoever waits for messages is given up."""
+    """Return the responses to many requests sent at once; suspended pulls are given up."""
     sent = [await line.send(request) for request in requests]
     answers = asyncio.ensure_future(_answers(line, sent))
     while not answers.done():
@@ -201,7 +201,7 @@ async def test_a_consumer_that_does_not_read_costs_its_own_answers_only(cluster:
     await eventually(lambda: server._context.unsent.total == 0)
 
 
-async def test_many_who_wait_and_vanish_leave_nothing_behind(cluster: Cluster) -> None:
+async def test_closed_connections_leave_no_suspended_pull_and_no_member(cluster: Cluster) -> None:
     components = cluster.broker.components
     for _ in range(3):
         lines = [await cluster.line() for _ in range(40)]
@@ -223,7 +223,7 @@ async def test_many_who_wait_and_vanish_leave_nothing_behind(cluster: Cluster) -
     assert (await line.call(send())).code == ResponseCode.SUCCESS
 
 
-async def test_those_who_vanish_just_as_a_message_comes_hinder_nobody(cluster: Cluster) -> None:
+async def test_connections_closed_during_a_delivery_do_not_delay_other_pulls(cluster: Cluster) -> None:
     stays = await cluster.line()
     waiting = await stays.send(pull(flag=SUSPEND | SUBSCRIPTION))
     lines = [await cluster.line() for _ in range(10)]
@@ -241,7 +241,7 @@ async def test_those_who_vanish_just_as_a_message_comes_hinder_nobody(cluster: C
 # --------------------------------------------------------------------------------------------------------------- clock
 
 
-async def test_a_clock_that_goes_back_loses_nothing_and_delays_nothing_for_ever(cluster: Cluster) -> None:
+async def test_a_wall_clock_set_back_loses_no_message_and_no_timer(cluster: Cluster) -> None:
     line, clock = await cluster.line(), cluster.clock
     for number in range(3):
         assert (await line.call(send(body=b"%d" % number))).code == ResponseCode.SUCCESS
@@ -267,7 +267,7 @@ async def test_a_clock_that_goes_back_loses_nothing_and_delays_nothing_for_ever(
     await eventually(lambda: set(cluster.stored("Later")) == expected)
 
 
-async def test_those_who_wait_go_by_a_clock_that_nobody_sets(cluster: Cluster) -> None:
+async def test_suspended_pulls_use_the_monotonic_clock(cluster: Cluster) -> None:
     line = await cluster.line()
     waiting = await line.send(pull(flag=SUSPEND | SUBSCRIPTION, suspend_ms=2_000))
     await eventually(lambda: len(cluster.broker.components.long_polling) == 1)
@@ -336,7 +336,7 @@ async def number_of_calls(folder: Path, **settings: Any) -> int:
 
 
 @pytest.mark.parametrize(("flush", "full"), [("ASYNC_FLUSH", True), ("SYNC_FLUSH", False)])
-async def test_whichever_write_fails_nothing_that_was_taken_is_lost(
+async def test_no_acknowledged_message_is_lost_whichever_write_fails(
     tmp_path: Path, flush: str, full: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = await number_of_calls(tmp_path / "whole", flush_disk_type=flush)
@@ -367,7 +367,7 @@ async def test_whichever_write_fails_nothing_that_was_taken_is_lost(
     caplog.clear()
 
 
-async def test_settings_that_make_no_sense_leave_the_file_as_it_is(cluster: Cluster) -> None:
+async def test_invalid_settings_leave_the_file_unchanged(cluster: Cluster) -> None:
     line = await cluster.line()
     assert (
         await line.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=1000\n")

@@ -1,4 +1,4 @@
-"""A self-signed certificate that takes its time, or cannot be made."""
+"""A self-signed certificate whose creation is slow or fails."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ HELLO = b"\x16\x03\x01\x02\x00" + bytes(40)
 
 
 def openssl_that_waits(folder: Path) -> Path:
-    """A command that does nothing until somebody opens the pipe, and then fails."""
+    """A command that blocks until the pipe is opened, and then fails."""
     pipe = folder / "pipe"
     os.mkfifo(pipe)
     command = folder / "openssl"
@@ -22,7 +22,9 @@ def openssl_that_waits(folder: Path) -> Path:
     return pipe
 
 
-def test_nobody_else_waits_for_the_certificate(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_clients_are_served_while_the_certificate_is_made(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
     pipe = openssl_that_waits(folder)

@@ -1,4 +1,4 @@
-"""Deaths in the middle of a write, and disks that refuse."""
+"""Kills during a write, and disks that fail."""
 
 import random
 import resource
@@ -47,7 +47,7 @@ def test_a_kill_at_any_moment_keeps_the_last_acknowledged_value(tmp_path: Path, 
     with server_process(tmp_path) as server, RawConnection(server.address) as line:
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "0"}).code == SUCCESS
         files = sorted(path.name for path in tmp_path.iterdir() if "kvConfig" in path.name)
-        assert files == ["kvConfig.json", "kvConfig.json.bak"], "nothing half written is left lying about"
+        assert files == ["kvConfig.json", "kvConfig.json.bak"], "no temporary file is left"
         assert server.stop() == 0
         assert_log_intact(server.log)
 
@@ -159,7 +159,7 @@ def test_a_torn_file_is_replaced_by_its_backup(tmp_path: Path, keep: float) -> N
 
 
 def served_certificate(server: ServerProcess) -> bytes:
-    """What a peer that speaks TLS is shown."""
+    """Return the certificate that a TLS client gets."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -181,10 +181,10 @@ def test_a_half_replaced_certificate_is_loaded_once_it_is_complete(start: Start,
     before = served_certificate(server)
     certificate.write_bytes(new.cert_chain_pems[0].bytes())
     key.write_bytes(new.private_key_pem.bytes()[:100])
-    wait_until(lambda: "tls reload failed" in server.log, "the halves are looked at")
+    wait_until(lambda: "tls reload failed" in server.log, "the incomplete key is read")
     assert served_certificate(server) == before
     key.write_bytes(new.private_key_pem.bytes())
-    wait_until(lambda: served_certificate(server) != before, "the whole is taken up")
+    wait_until(lambda: served_certificate(server) != before, "the new certificate is loaded")
     assert_serves(server.address)
     assert server.stop() == 0
     assert_log_intact(server.log)

@@ -1,4 +1,4 @@
-"""A real server's memory in hard times: killed, out of room, robbed of its folder, sharing it, standing still."""
+"""The journal and snapshot of a real server: killed, on a full disk, without its folder, suspended."""
 
 import random
 import resource
@@ -66,7 +66,7 @@ def test_a_kill_at_any_moment_leaves_an_intact_journal(tmp_path: Path, chance: r
         assert report.problems == []
         assert (report.last or 0) > last
         last = report.last or 0
-        # What a power cut would leave besides: half a line.
+        # A power cut would also leave half a line.
         for unfinished in journal(tmp_path).glob("_*.open"):
             with unfinished.open("ab") as file:
                 file.write(b'{"v":1,"seq":')
@@ -82,7 +82,7 @@ def test_a_kill_at_any_moment_leaves_an_intact_journal(tmp_path: Path, chance: r
 
 
 def put(line: RawConnection, number: int) -> None:
-    """A change that takes much room in the journal, and none in the log, which a limit of files would hit too."""
+    """Make a change that is large in the journal and absent from the log, which a file size limit also hits."""
     value = f"{number:06}{BALLAST}"
     assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": value}).code == SUCCESS
 
@@ -96,13 +96,13 @@ def test_a_full_disk_loses_no_route_and_queued_changes_are_written_later(tmp_pat
     with server_process(tmp_path, settings=settings(tmp_path)) as server:
         with RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
             assert line.call(broker().request).code == SUCCESS
-            server.limit(resource.RLIMIT_FSIZE, 64 * 1024)  # a file that cannot grow is a disk that is full
+            server.limit(resource.RLIMIT_FSIZE, 64 * 1024)  # stands for a full disk
             for number in range(20):
                 put(line, number)
                 assert line.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS
-            wait_until(lambda: "journal write failed" in server.log, "the trouble is said")
+            wait_until(lambda: "journal write failed" in server.log, "the failure is logged")
             server.unlimit(resource.RLIMIT_FSIZE)
-            wait_until(lambda: "journal write succeeded again" in server.log, "it goes on")
+            wait_until(lambda: "journal write succeeded again" in server.log, "the journal is written again")
         assert server.stop() == 0
         assert_log_intact(server.log)
         assert server.log.count("journal write failed") == 1
@@ -120,9 +120,9 @@ def test_changes_beyond_a_small_queue_become_a_gap(tmp_path: Path) -> None:
             wait_until(lambda: "journal write failed" in server.log, "the writer has met the full disk")
             for number in range(10, 40):
                 put(line, number)
-            wait_until(lambda: "journal queue full" in server.log, "the loss is said")
+            wait_until(lambda: "journal queue full" in server.log, "the loss is logged")
             server.unlimit(resource.RLIMIT_FSIZE)
-            wait_until(lambda: "journal write succeeded again" in server.log, "it goes on")
+            wait_until(lambda: "journal write succeeded again" in server.log, "the journal is written again")
             put(line, 40)
         assert server.stop() == 0
     report = verify(journal(tmp_path))
@@ -137,13 +137,13 @@ def test_a_removed_folder_loses_no_route(tmp_path: Path) -> None:
             assert line.call(broker().request).code == SUCCESS
             (tmp_path / "memory").rename(tmp_path / "taken away")  # in one step: the server goes on writing
             (tmp_path / "memory").write_text("in the way")
-            wait_until(lambda: "journal write failed" in server.log, "the trouble is said")
-            wait_until(lambda: "snapshot cannot be written" in server.log, "this one too")
+            wait_until(lambda: "journal write failed" in server.log, "the failure is logged")
+            wait_until(lambda: "snapshot cannot be written" in server.log, "the failed snapshot is logged")
             assert line.call(with_topics(5).request).code == SUCCESS
             assert line.call(GET_ROUTE, {"topic": "topic-5"}).code == SUCCESS
             (tmp_path / "memory").unlink()
-            wait_until(lambda: is_kept(tmp_path, "topic-5"), "the routes are kept again")
-            wait_until(lambda: "journal write succeeded again" in server.log, "and the journal")
+            wait_until(lambda: is_kept(tmp_path, "topic-5"), "a snapshot has the routes")
+            wait_until(lambda: "journal write succeeded again" in server.log, "the journal is written again")
         assert server.stop() == 0
         assert_log_intact(server.log)
 

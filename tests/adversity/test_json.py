@@ -1,4 +1,4 @@
-"""JSON written to take a reader's time, stack or memory away."""
+"""JSON that costs a parser time, stack or memory."""
 
 import struct
 import zlib
@@ -60,7 +60,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_hostile_header_is_answered_or_ends_the_line_soon(server: ServerProcess, shape: str) -> None:
+def test_a_hostile_header_gets_a_response_or_closes_the_connection(server: ServerProcess, shape: str) -> None:
     field = b'{"code":105,"opaque":1,"version":479,"extFields":{"topic":"T","more":%s}}'
     cpu_s = server.cpu_s
     with check_survives(server, lines_max=3):
@@ -102,7 +102,7 @@ def nested(depth: int) -> list[bytes]:
         b"%s",
     ],
 )
-def test_a_header_nested_to_any_depth_is_answered_or_ends_the_line(server: ServerProcess, header: bytes) -> None:
+def test_a_deeply_nested_header_gets_a_response_or_closes_the_connection(server: ServerProcess, header: bytes) -> None:
     with check_survives(server, lines_max=4 * len(DEPTHS)):
         for depth in DEPTHS:
             for value in nested(depth):

@@ -1,4 +1,4 @@
-"""Peers that want more memory or more lines than a server has for all of them."""
+"""Clients that use more memory or connections than a server allows."""
 
 import resource
 import select
@@ -185,16 +185,16 @@ def test_unfinished_bytes_of_all_peers_together_have_a_bound(start: Start, loop:
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 @pytest.mark.parametrize(("size", "count"), [(15 * MIB, 20), (900 * KIB, 100), (100 * KIB, 1_000)])
-def test_memory_of_unfinished_frames_comes_back(start: Start, loop: Loop, size: int, count: int) -> None:
+def test_memory_of_unfinished_frames_is_freed(start: Start, loop: Loop, size: int, count: int) -> None:
     server = start(loop=loop)
     half = struct.pack(">II", size, 12) + b'{"code":105}' + bytes(size // 2)
     with check_survives(server, lines_max=0), RawConnection(server.address) as other:
         before_mb = server.rss_mb
         with holding(server, half, count):
-            wait_until(lambda: server.rss_mb > before_mb + 0.4 * size * count / 1e6, "all of it has come")
-            assert server.rss_mb < before_mb + 0.7 * size * count / 1e6 + 20, "no more is kept than has come"
+            wait_until(lambda: server.rss_mb > before_mb + 0.4 * size * count / 1e6, "the server has read all")
+            assert server.rss_mb < before_mb + 0.7 * size * count / 1e6 + 20, "it keeps no more than it has read"
             assert other.call(GET_CLUSTERS).code == SUCCESS
-        wait_until(lambda: server.rss_mb < before_mb + 20, "the memory has come back")
+        wait_until(lambda: server.rss_mb < before_mb + 20, "the memory is freed")
         assert other.call(GET_CLUSTERS).code == SUCCESS
 
 
@@ -231,14 +231,14 @@ def ask_and_leave(server: ServerProcess, elsewhere: socket.socket) -> None:
                 heard += asked.recv(65536)
             open_files = server.open_files
             peers.close()
-            wait_until(lambda: server.open_files == open_files - 3, "the peers have left")
-    wait_until(lambda: server.open_files == open_files - 4, "the other server has left too")
+            wait_until(lambda: server.open_files == open_files - 3, "the clients are disconnected")
+    wait_until(lambda: server.open_files == open_files - 4, "the upstream is disconnected")
 
 
-# Answers that nobody takes
+# Responses that a client does not read
 
 
-def test_a_peer_that_never_reads_costs_a_bounded_amount(start: Start) -> None:
+def test_a_client_that_never_reads_uses_bounded_memory(start: Start) -> None:
     server = start()
     topics = [Topic(f"a-topic-with-a-name-of-usual-length-{number:06}") for number in range(10_000)]
     with RawConnection(server.address, timeout_s=60) as registrar:
@@ -283,7 +283,7 @@ def holding_back(server: ServerProcess, questions: bytes, *, peers: int) -> Iter
 # Connections
 
 
-def test_connections_beyond_the_allowed_number_are_turned_away(start: Start) -> None:
+def test_connections_beyond_the_limit_are_closed(start: Start) -> None:
     server = start(serverMaxConnections=50)
     with check_survives(server, lines_max=12), ExitStack() as stack:
         lines = []
@@ -296,7 +296,7 @@ def test_connections_beyond_the_allowed_number_are_turned_away(start: Start) -> 
             line.sendall(encode(Request(GET_CLUSTERS), 1))
         assert all(line.recv(65536) for line in lines[:50])
         lines[0].close()
-        wait_until(lambda: is_serving(server.address), "there is room for one more")
+        wait_until(lambda: is_serving(server.address), "one more connection is accepted")
 
 
 IDLE = 10_000

@@ -1,4 +1,4 @@
-"""Topics that a first message makes: they are on the disk when that message is answered."""
+"""An auto-created topic is on the disk when its first message is acknowledged."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tests.support.connections import AsyncConnection, accepts_connections, conn
 from tests.support.waiting import eventually
 
 KNOWN = 5_000
-"""How many topics there are before; each of them is written again with every new one."""
+"""Number of topics before the test; each save writes all of them."""
 PRODUCERS = 8
 ANSWERS = 100
 
@@ -38,7 +38,7 @@ async def start(folder: Path, port: int) -> asyncio.subprocess.Process:
     )
 
 
-async def test_every_topic_whose_first_message_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
+async def test_every_auto_created_topic_survives_a_kill_after_its_first_acknowledged_send(tmp_path: Path) -> None:
     folder, port = folder_with_topics(tmp_path / "store"), free_port()
     broker = await start(folder, port)
     answered: list[str] = []

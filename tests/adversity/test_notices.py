@@ -1,4 +1,4 @@
-"""Brokers with addresses at which nobody can be told anything."""
+"""Brokers that register addresses that cannot be notified."""
 
 import pytest
 
@@ -38,7 +38,7 @@ ODD_ADDRESSES = [
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_one_that_cannot_be_told_keeps_nobody_from_being_told(start: Start, loop: Loop) -> None:
+def test_an_unreachable_broker_does_not_delay_notices_to_others(start: Start, loop: Loop) -> None:
     server = start(loop=loop, notifyMinBrokerIdChanged="true", connectTimeoutMillis=500)
     with (
         check_survives(server, lines_max=15 * len(ODD_ADDRESSES)),

@@ -1,4 +1,4 @@
-"""What the system does to a process: no more files, signals under load, standing still."""
+"""A process without free file descriptors, stopped under load, or suspended."""
 
 import resource
 import socket
@@ -41,31 +41,31 @@ LOOPS: tuple[Loop, ...] = ("uvloop", "asyncio")
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_without_free_files_it_serves_whom_it_has_and_recovers(start: Start, loop: Loop) -> None:
+def test_without_free_file_descriptors_open_connections_are_served(start: Start, loop: Loop) -> None:
     server = start(loop=loop)
     old, new = ({"namespace": "n", "key": "k", "value": value} for value in ("old", "new"))
     question = encode(Request(GET_CLUSTERS), 1)
-    room = 20
+    free = 20
     with ExitStack() as stack:
         first = stack.enter_context(RawConnection(server.address, timeout_s=TIMEOUT_S))
         assert first.call(PUT_KV, old).code == SUCCESS
-        allowed = server.open_files + room
+        allowed = server.open_files + free
         server.limit(resource.RLIMIT_NOFILE, allowed)
-        crowd = [stack.enter_context(connect(server.address)) for _ in range(3 * room)]
+        crowd = [stack.enter_context(connect(server.address)) for _ in range(3 * free)]
         for line in crowd:
             send_until_closed(line, question)
-        wait_until(lambda: server.open_files >= allowed, "no file is left")
+        wait_until(lambda: server.open_files >= allowed, "no file descriptor is free")
         cpu_s = server.cpu_s
         repeat_for(1.5, lambda: assert_responds(first))
         assert server.cpu_s - cpu_s < 0.8, "it retries without a pause"
         assert first.call(PUT_KV, new).code == SYSTEM_ERROR
         assert first.call(GET_KV, new).fields == {"value": "old"}
-        for line in crowd[: 2 * room]:
+        for line in crowd[: 2 * free]:
             line.close()
-        for line in crowd[2 * room :]:
-            with suppress(ConnectionError), line:  # they have been turned away, or are answered now
+        for line in crowd[2 * free :]:
+            with suppress(ConnectionError), line:  # they were closed, or get a response now
                 line.recv(65536)
-        wait_until(lambda: is_serving(server.address), "there is room again")
+        wait_until(lambda: is_serving(server.address), "new connections are served again")
         assert first.call(PUT_KV, new).code == SUCCESS
     assert server.stop() == 0
     assert_log_intact(server.log)
@@ -74,7 +74,7 @@ def test_without_free_files_it_serves_whom_it_has_and_recovers(start: Start, loo
 
 @contextmanager
 def load(server: ServerProcess, *, clients: int) -> Iterator[list[int]]:
-    """Clients that ask without a pause for as long as they are answered; how often each was."""
+    """Run clients that send requests without a pause; yield how many responses each got."""
     answered = [0] * clients
     ended = threading.Event()
 
@@ -91,7 +91,7 @@ def load(server: ServerProcess, *, clients: int) -> Iterator[list[int]]:
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: all(answered), "all have been answered")
+        wait_until(lambda: all(answered), "every client got a response")
         yield answered
     finally:
         ended.set()
@@ -102,10 +102,14 @@ def load(server: ServerProcess, *, clients: int) -> Iterator[list[int]]:
 
 @pytest.mark.parametrize(
     ("loop", "deaf", "timeout_s"),
-    [("uvloop", True, 16), ("uvloop", False, 10), ("asyncio", False, 10)],  # five are for who takes no answer
-    ids=["uvloop with a deaf peer", "uvloop", "asyncio"],
+    [
+        ("uvloop", True, 16),
+        ("uvloop", False, 10),
+        ("asyncio", False, 10),
+    ],  # five seconds are for a client that does not read
+    ids=["uvloop with a client that does not read", "uvloop", "asyncio"],
 )
-def test_asked_to_stop_under_load_it_ends_in_time(start: Start, loop: Loop, deaf: bool, timeout_s: float) -> None:
+def test_a_stop_under_load_ends_in_time(start: Start, loop: Loop, deaf: bool, timeout_s: float) -> None:
     server = start(loop=loop)
     topics = [Topic(f"a-topic-with-a-name-of-usual-length-{number:06}") for number in range(5_000)]
     with ExitStack() as stack:
@@ -125,8 +129,8 @@ def test_asked_to_stop_under_load_it_ends_in_time(start: Start, loop: Loop, deaf
     assert "name server stopped" in server.log
 
 
-def test_standing_still_costs_no_broker_its_place(tmp_path: Path) -> None:
-    """On both event loops at the same time, as most of it is waiting."""
+def test_a_suspended_server_evicts_no_broker_that_sent_heartbeats(tmp_path: Path) -> None:
+    """Runs on both event loops at the same time, because most of it is waiting."""
     settings = {"serverChannelMaxIdleTimeSeconds": 4, "scanNotActiveBrokerInterval": 200}
     beating = broker(heartbeat_ms=4000)
     with ExitStack() as stack:

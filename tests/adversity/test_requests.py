@@ -1,4 +1,4 @@
-"""Requests in sound frames that ask for the unknown, leave out what is needed, or mean harm to a log's readers."""
+"""Valid frames with unknown codes, missing fields, or text that forges log lines."""
 
 import json
 import struct
@@ -160,7 +160,7 @@ def test_a_field_that_is_no_text_is_read_as_its_text(server: ServerProcess, valu
     [{"extFields": None}, {"code": "105"}, {"code": 105.0}, {"version": "479"}, {"flag": None}, {"language": "COBOL"}],
     ids=str,
 )
-def test_what_java_reads_we_read(server: ServerProcess, members: dict[str, object]) -> None:
+def test_headers_that_java_accepts_are_accepted(server: ServerProcess, members: dict[str, object]) -> None:
     with check_survives(server, lines_max=1):
         assert ask(server, route_header(**members)).opaque == 7
 
@@ -187,7 +187,7 @@ def test_what_java_reads_we_read(server: ServerProcess, members: dict[str, objec
     ],
     ids=lambda members: str(members)[:40],
 )
-def test_a_header_of_the_wrong_types_ends_the_line(server: ServerProcess, members: dict[str, object]) -> None:
+def test_a_header_with_wrong_types_closes_the_connection(server: ServerProcess, members: dict[str, object]) -> None:
     with check_survives(server, lines_max=1):
         assert send_and_read_to_end(server.address, frame(route_header(**members))) == b""
 
@@ -196,7 +196,7 @@ def test_a_header_of_the_wrong_types_ends_the_line(server: ServerProcess, member
     "number", ["1e400", "-1e400", "1e-400", "0" * 5000, "9" * 5000, "NaN", "Infinity", "0x10", "01"]
 )
 @pytest.mark.parametrize("name", ["code", "opaque", "flag", "version", "language", "unknown"])
-def test_odd_numbers_are_answered_or_end_the_line(server: ServerProcess, name: str, number: str) -> None:
+def test_odd_numbers_get_a_response_or_close_the_connection(server: ServerProcess, name: str, number: str) -> None:
     header = route_header(**{name: "@"}).replace(b'"@"', number.encode())
     with check_survives(server, lines_max=1):
         answered = replies(send_and_half_close(server.address, frame(header)))
@@ -233,7 +233,7 @@ BAD_TEXTS = [b"\xff", b"\xc3", b"\xe4\xb8", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"
 
 
 @pytest.mark.parametrize("bad", BAD_TEXTS, ids=repr)
-def test_a_header_that_is_no_utf8_ends_the_line(server: ServerProcess, bad: bytes) -> None:
+def test_a_header_that_is_not_utf8_closes_the_connection(server: ServerProcess, bad: bytes) -> None:
     entry = struct.pack(">h", 5) + b"topic" + struct.pack(">i", len(bad)) + bad
     binary = struct.pack(">hBhiiii", GET_ROUTE, 0, 479, 2, 0, 0, len(entry)) + entry
     headers = [
@@ -261,7 +261,7 @@ def test_a_body_that_is_no_utf8_is_refused(server: ServerProcess, bad: bytes) ->
         assert line.call(GET_ROUTE, {"topic": "T"}).code == NO_TOPIC
 
 
-def test_half_a_surrogate_pair_by_way_of_an_escape_is_answered_or_ends_the_line(server: ServerProcess) -> None:
+def test_an_escaped_lone_surrogate_gets_a_response_or_closes_the_connection(server: ServerProcess) -> None:
     fields = {"topic": "\ud800", "namespace": "\udfff", "key": "k", "value": "v\ud800", **NEEDED[REGISTER]}
     for code in NEEDED:
         header = json.dumps({"code": code, "opaque": 1, "extFields": fields}).encode()
@@ -323,11 +323,11 @@ def test_queues_of_a_single_topic_must_be_numbers_of_32_bits(server: ServerProce
         assert line.call(UNREGISTER, broker().identity).code == SUCCESS
 
 
-def test_one_peer_that_asks_nonsense_for_ever_leaves_a_few_lines_only(server: ServerProcess) -> None:
+def test_repeated_invalid_requests_of_one_client_log_few_lines(server: ServerProcess) -> None:
     with check_survives(server, lines_max=30), RawConnection(server.address) as line:
         for _ in range(1000):
             line.send(FORBID_WRITES)
-            line.send(LIST_TOPICS, flag=1)  # a response that nobody waits for
+            line.send(LIST_TOPICS, flag=1)  # a response to no request
         assert {line.receive().code for _ in range(1000)} == {SYSTEM_ERROR}
 
 
@@ -398,7 +398,7 @@ def hostile_requests(text: str) -> Iterator[Request]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_text_of_a_peer_begins_a_log_line(server: ServerProcess, form: Form) -> None:
+def test_no_text_of_a_client_begins_a_log_line(server: ServerProcess, form: Form) -> None:
     with check_survives(server, lines_max=2000):
         mark = len(server.log)
         for text in HOSTILE:
@@ -420,7 +420,7 @@ def test_no_text_of_a_proxy_begins_a_log_line(server: ServerProcess) -> None:
                 send_and_half_close(server.address, header + encode(Request(LIST_TOPICS), 1) + frame(b"[]" + bytes(20)))
 
 
-def test_an_answer_does_not_repeat_megabytes_of_what_was_asked(server: ServerProcess) -> None:
+def test_a_refusal_of_a_long_value_is_short(server: ServerProcess) -> None:
     huge = "x" * 1_000_000
     with check_survives(server, lines_max=8), RawConnection(server.address) as line:
         mark = len(server.log)
@@ -440,7 +440,7 @@ def test_an_answer_does_not_repeat_megabytes_of_what_was_asked(server: ServerPro
     assert len(server.log_since(mark)) < 10_000
 
 
-def test_a_broker_with_strange_but_legal_names_is_served(server: ServerProcess) -> None:
+def test_a_broker_with_unusual_valid_names_is_registered(server: ServerProcess) -> None:
     strange = Registration("кластер", "брокер/%s", "хост:10911", [Topic("тема"), Topic("%RETRY%🚀")])
     with check_survives(server, lines_max=6), RawConnection(server.address) as line:
         assert line.call(strange.request).code == SUCCESS

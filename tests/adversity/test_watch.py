@@ -1,4 +1,4 @@
-"""Watchers that mean no good: who do not read, who flood, who name the whole world."""
+"""Watchers that do not read, that flood, or that name too many topics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def watch(heard: Command | None, *topics: str, timeout_ms: int = 60_000) -> Requ
     return Request(WATCH, fields, json.dumps({"topics": topics}).encode())
 
 
-def test_a_watcher_that_does_not_read_holds_up_nobody(server: ServerProcess) -> None:
+def test_a_watcher_that_does_not_read_delays_no_other_client(server: ServerProcess) -> None:
     with (
         check_survives(server, lines_max=2_000),
         RawConnection(server.address) as mute,
@@ -99,5 +99,6 @@ def test_names_of_all_watches_together_are_bounded(start: Start) -> None:
         assert server.rss_mb < 400
     with RawConnection(server.address) as line:
         wait_until(
-            lambda: line.call(watch(heard, *names, timeout_ms=1)).code == SUCCESS, "those who left make room again"
+            lambda: line.call(watch(heard, *names, timeout_ms=1)).code == SUCCESS,
+            "closed connections free their watches",
         )

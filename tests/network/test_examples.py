@@ -91,7 +91,7 @@ def test_the_demonstration_tells_a_clusters_life(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_an_example_does_what_it_says(name: str, shown_on: Cluster, tmp_path: Path) -> None:
+def test_an_example_prints_the_expected_output(name: str, shown_on: Cluster, tmp_path: Path) -> None:
     lines = run(tmp_path, ROOT / "examples" / name, shown_on.name_server_address)
     assert re.fullmatch(PRINTED[name], "".join(f"{line}\n" for line in lines)), lines
 

@@ -123,7 +123,7 @@ class TestMasterAndSlave:
         assert found is not None
         assert found[master.broker_name] == both
 
-    def test_brokers_that_stop_in_peace_say_so(self, pair: Pair, ours: NameServerProcess) -> None:
+    def test_a_stopping_broker_unregisters(self, pair: Pair, ours: NameServerProcess) -> None:
         master, slave = pair
         for process, left in ((slave, {"0": master.address}), (master, {})):
             process.ask_to_stop()
@@ -134,7 +134,7 @@ class TestMasterAndSlave:
             process.wait()
 
 
-def test_a_slave_acts_as_master_while_the_master_is_dead(lib: Path, ours: NameServerProcess, tmp_path: Path) -> None:
+def test_a_slave_acts_as_master_while_the_master_is_down(lib: Path, ours: NameServerProcess, tmp_path: Path) -> None:
     """Brokers in this mode are silent for at most a second, and read the true member list from a topic of their own."""
     acting = {"enableSlaveActingMaster": "true", "enableRemotingLocalEscape": "false", "inSyncReplicas": "1"}
     name = "acting"

@@ -21,7 +21,7 @@ def diff(*servers: NameServerProcess) -> tuple[int, dict[str, Any]]:
     return result.exit_code, json.loads(result.stdout)
 
 
-def test_both_say_the_same_of_a_broker_until_one_is_told_otherwise(
+def test_diff_reports_a_topic_deleted_on_one_name_server(
     apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker, *, ours_is_apache: bool
 ) -> None:
     topic = "SELF_TEST_TOPIC"

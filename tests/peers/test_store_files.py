@@ -287,7 +287,7 @@ def split(body: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
-def test_a_folder_goes_to_apache_and_comes_back(ours: NameServerProcess, tmp_path: Path, clean: bool) -> None:
+def test_a_store_folder_moves_to_apache_and_back(ours: NameServerProcess, tmp_path: Path, clean: bool) -> None:
     broker = ApacheBroker("store-broker", tmp_path / "broker", [ours.address], config=FILE_SIZES)
     folder = broker.home / "store"
     now_ms = int(time.time() * 1000) - 60_000

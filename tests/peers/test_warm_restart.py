@@ -25,7 +25,7 @@ async def test_clients_that_start_in_the_first_second_find_every_route_and_lose_
     if ours_is_apache:
         pytest.skip("a second Apache stands in our place, and it forgets")
     name_server = SkyrouteNameServer("the only name server", tmp_path / "ns")
-    rare = {"registerNameServerPeriod": "30000"}  # as it is where nobody sets it
+    rare = {"registerNameServerPeriod": "30000"}  # the default
     broker = ApacheBroker("warm-broker", tmp_path / "broker", [name_server.address], config=rare)
     with name_server, broker, JavaClients("Java's clients", tmp_path / "java", lib, java_classes) as java:
         place = Place.at(name_server.address, broker.address)
@@ -48,7 +48,7 @@ async def test_clients_that_start_in_the_first_second_find_every_route_and_lose_
 
         started = [record for record in journal(name_server) if record.kind == Kind.SERVER_STARTED]
         assert [record.restored_brokers for record in started] == [0, 1]
-        # The broker comes back by itself, is confirmed and stays.
+        # The broker registers again, is confirmed and stays.
         wait_until(lambda: is_confirmed(name_server), timeout_s=60, what="the broker is confirmed")
         assert name_server.stop() == 0
     assert not [record for record in journal(name_server) if record.cause == "not_confirmed"]

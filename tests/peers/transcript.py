@@ -149,14 +149,14 @@ class Stage:
         return tuple(Topic(self.name(name), **every) for name in names)
 
     def registration(self, broker: str = "a", host: int = 1, topics: str = "T1 T2", **more: Any) -> Registration:
-        """Broker `broker` of this scenario at 127.0.0.`host`; nobody ever connects there."""
+        """Return a registration of `broker` at 127.0.0.`host`; no broker listens there."""
         address = f"127.0.0.{host}:10911"
         return Registration(self.cluster, self.name(broker), address, self.topics(*topics.split()), **more)
 
     # ---- asking without noting
 
     def members(self, line: RawConnection, broker: str = "a") -> dict[str, str]:
-        """Broker id to address, as 901 tells it."""
+        """Return addresses by broker id, from GET_BROKER_MEMBER_GROUP."""
         fields = {"clusterName": self.cluster, "brokerName": self.name(broker)}
         group: dict[str, str] = line.call(GET_MEMBERS, fields).value["brokerMemberGroup"]["brokerAddrs"]
         return group
@@ -169,7 +169,7 @@ class Stage:
         return {queue["brokerName"].removeprefix(self.prefix): queue["perm"] for queue in reply.value["queueDatas"]}
 
     def until(self, probe: Callable[[], object], what: str) -> None:
-        """Wait for what Apache's server does in the background: it answers 104 before it has removed anything."""
+        """Wait for background work of Apache's server: it responds to UNREGISTER_BROKER before it removes anything."""
         wait_until(probe, what=f"{self.server.name}: {what}")
 
     def gone(self, line: RawConnection, broker: str = "a") -> None:

@@ -102,7 +102,7 @@ class Peer:
 
     async def write(self, data: bytes) -> None:
         if self._writer.transport.is_closing():
-            return  # what is said to nobody is no failure of the test
+            return  # a closed connection is no failure of the test
         self._writer.write(data)
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
@@ -149,7 +149,7 @@ class FakeServer:
         self.address = f"{host}:{self._listening.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Be gone: nobody listens, and every connection is cut."""
+        """Stop listening, and close every connection."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
@@ -211,7 +211,7 @@ class FakeCluster:
         self.heard: list[tuple[str, Command]] = []
         """Every request in order, and whom it was said to."""
         self.notifies_members = True
-        """Members are told with 40 when others come and go."""
+        """Whether members are notified (NOTIFY_CONSUMER_IDS_CHANGED) when others join or leave."""
         self._auto_create = auto_create
         self._queues: dict[QueueRef, list[Record]] = {}
         self._firsts: dict[QueueRef, int] = {}
@@ -297,7 +297,7 @@ class FakeCluster:
     # --------------------------------------------------------------------------------------------------- what is heard
 
     def seen(self, code: int, broker: str | None = None) -> list[Command]:
-        """Return every request of this code that has come so far."""
+        """Return every request of this code received so far."""
         return [command for name, command in self.heard if command.code == code and broker in (None, name)]
 
     async def until_seen(self, code: int, n: int = 1, broker: str | None = None) -> list[Command]:
@@ -647,7 +647,7 @@ class FakeCluster:
         return Reply()
 
     def _tell_news(self) -> None:
-        # Who waits clears it again before waiting; nobody relies on it staying set.
+        # A waiter clears it before it waits; no code relies on it staying set.
         self._news.set()
 
 

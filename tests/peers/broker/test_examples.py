@@ -19,13 +19,13 @@ import pytest
 
 from tests.peers.client.java_client import JavaClients, Place
 from tests.peers.client.python_client import consuming
-from tests.peers.client.test_examples import test_an_example_does_what_it_says
-from tests.peers.client.test_transactions import test_the_example_of_a_transaction_does_what_it_says
+from tests.peers.client.test_examples import test_an_example_prints_the_expected_output
+from tests.peers.client.test_transactions import test_the_transaction_example_prints_the_expected_output
 from tests.support.apache import SMALL_HEAP
 from tests.support.apache import java as java_command
 from tests.support.waiting import eventually
 
-__all__ = ["test_an_example_does_what_it_says", "test_the_example_of_a_transaction_does_what_it_says"]
+__all__ = ["test_an_example_prints_the_expected_output", "test_the_transaction_example_prints_the_expected_output"]
 
 TIMEOUT_S = 60.0
 # Without it, a consumer waits up to twenty seconds for its first rebalance.

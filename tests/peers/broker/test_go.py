@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 LATE_S = 3.0
 
 
-async def test_what_go_sends_arrives_everywhere(go: PeerClients, java: JavaClients, place: Place) -> None:
+async def test_messages_from_go_reach_all_clients(go: PeerClients, java: JavaClients, place: Place) -> None:
     topic = await java.create_topic(place, "GoPlain")
     async with (
         go.consumer(place, "go-push", topic) as pushed,

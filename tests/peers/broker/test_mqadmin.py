@@ -301,7 +301,7 @@ def test_messages_are_printed(both: Both, sent: dict[str, str]) -> None:
     both.check("consumeMessage", "-t", TOPIC, "-g", "printing", "-c", str(QUEUES), neutral=in_order, allowed=PLACES)
 
 
-def test_sending_is_measured(both: Both) -> None:
+def test_check_msg_send_rt_prints_the_same(both: Both) -> None:
     both.check(
         "checkMsgSendRT",
         "-t",
@@ -318,7 +318,7 @@ def test_sending_is_measured(both: Both) -> None:
 # ------------------------------------------------------------------------------------------------------------ groups
 
 
-async def test_a_group_at_work(both: Both, java: JavaClients, members: list[JavaConsumer]) -> None:
+async def test_the_state_of_a_consuming_group(both: Both, java: JavaClients, members: list[JavaConsumer]) -> None:
     async with AsyncExitStack() as stack:
         for side in both.sides:
             producer = await stack.enter_async_context(java.producer(side.place, "admin-producers"))
@@ -344,7 +344,7 @@ async def test_a_group_at_work(both: Both, java: JavaClients, members: list[Java
     both.check("consumerProgress", "-g", "nobody", neutral=messages_only)
 
 
-def test_groups_come_and_go(both: Both) -> None:
+def test_groups_are_created_and_deleted(both: Both) -> None:
     words = ["-s", "true", "-m", "true", "-o", "true", "-q", "2", "-r", "7", "-w", "0", "-a", "false"]
     both.check("updateSubGroup", "-g", "short-lived", "-b", "{broker}", *words)
     both.check("updateSubGroup", "-g", "short-lived", "-c", CLUSTER, neutral=messages_only)
@@ -352,7 +352,7 @@ def test_groups_come_and_go(both: Both) -> None:
     both.check("deleteSubGroup", "-g", "short-lived", "-c", CLUSTER)
 
 
-async def test_groups_are_moved(both: Both, sent: dict[str, str], java: JavaClients) -> None:
+async def test_group_offsets_are_reset_and_cloned(both: Both, sent: dict[str, str], java: JavaClients) -> None:
     group = "admin-moved"
     both.check("updateSubGroup", "-g", group, "-c", CLUSTER, neutral=messages_only)
     words = ("-g", group, "-t", TOPIC)

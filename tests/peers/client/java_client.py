@@ -28,7 +28,7 @@ from tests.support.waiting import eventually
 CALL_TIMEOUT_S: Final = 30.0
 ARRIVAL_TIMEOUT_S: Final = 30.0
 
-# Java looks after its queues every twenty seconds unless it is told to; a test need not wait that long.
+# Java rebalances every twenty seconds by default, too long for a test.
 OPTIONS: Final = (*SMALL_HEAP, "-Drocketmq.client.rebalance.waitInterval=1000")
 
 Outcome = Literal["commit", "rollback", "unknown"]
@@ -49,7 +49,7 @@ class Place:
 
     name_servers: str
     brokers: tuple[str, ...]
-    """Their addresses, for those who create topics."""
+    """Addresses of the brokers, to create topics on."""
     java: dict[str, object]
     python: dict[str, Any]
 
@@ -404,7 +404,7 @@ class JavaConsumer:
         return self.clients.told("message", self.name)
 
     async def take(self, count: int, *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> list[Received]:
-        """All that it has received, once it is at least so many."""
+        """Wait for at least `count` messages, and return all received."""
         return await self.clients.await_told("message", self.name, lambda told: len(told) >= count, timeout_s)
 
     async def find(self, is_wanted: Callable[[Received], bool], *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> Received:
@@ -413,7 +413,7 @@ class JavaConsumer:
         return next(filter(is_wanted, told))
 
     async def take_bodies(self, bodies: Iterable[bytes], *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> list[Received]:
-        """All that it has received, once each of these bodies is among it."""
+        """Wait until each of these bodies is received, and return all messages."""
         wanted = set(bodies)
 
         def is_enough(told: Sequence[Received]) -> bool:
@@ -430,7 +430,7 @@ class JavaConsumer:
         return {(topic, broker, queue) for topic, broker, queue in await self.clients.call("owned", {"of": self.name})}
 
     async def await_owned(self, count: int, *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> set[tuple[str, str, int]]:
-        """Its queues, once they are so many."""
+        """Wait until it owns `count` queues, and return them."""
         owned: set[tuple[str, str, int]] = set()
 
         async def has_as_many() -> bool:

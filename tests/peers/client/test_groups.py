@@ -45,7 +45,7 @@ class Member(PeerProcess):
         await eventually(has_as_many, what=f"{self.name} owns {count} queues")
 
 
-async def test_members_in_both_languages_share_evenly_and_take_over_from_the_dead(
+async def test_java_and_python_members_share_queues_and_take_over_from_killed_members(
     java: JavaClients, place: Place, lib: Path, java_classes: Path, tmp_path: Path
 ) -> None:
     topic, group = await java.create_topic(place, "Shared", queues=QUEUES), "shared"
