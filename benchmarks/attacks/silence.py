@@ -236,7 +236,7 @@ def flood(lab: Lab) -> Iterator[Outcome]:
 LARGE_TOPICS: Final = 300_000
 OTHER_TOPICS: Final = 290_000
 SWEPT_S: Final = 2.0
-"""How long the well-behaved peer is heard after a hang-up, which nobody answers."""
+"""How long the well-behaved client is measured after a close, which gets no response."""
 
 
 @attack("large-registrations")

@@ -224,7 +224,7 @@ V2: Final = (
 
 @attack("proxy-header")
 def proxy_header(lab: Lab) -> Iterator[Outcome]:
-    """Say in a PROXY header that one is somebody else."""
+    """Send a PROXY header with the address of another client."""
     for version, header in (("v1", V1), ("v2", V2)):
         what = f"PROXY {version} from anyone"
         with lab.broker() as server:

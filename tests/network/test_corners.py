@@ -16,9 +16,10 @@ from tests.network.certificates import Files, client_of
 from tests.network.cluster import MASTER, addresses, register, route
 from tests.network.test_limits import LONG_LIST, big_registration, slow_to_read, slow_to_send
 from tests.network.test_listening import unstarted
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Request, encode, frame, split_address
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 
 @pytest.mark.parametrize("waits_for", ["answers", "registration"])
@@ -28,35 +29,35 @@ async def test_a_bad_header_among_requests_that_wait_ends_the_connection_in_its_
     bad = frame(b"no header")
     async with slow_to_send(tmp_path) as here, slow_to_read(here) as slow:
         await register(slow, LONG_LIST)
-        slow.stop_listening()
+        slow.pause_reading()
         first = [Request(206)] * 10 if waits_for == "answers" else [big_registration()]
         stream = [encode(request, at) for at, request in enumerate([*first, Request(304)])]
         await slow.write(b"".join([*stream, bad, encode(Request(304), 99)]))
         if waits_for == "answers":
             await eventually(lambda: here.unsent_bytes > 0)
-        slow.listen_again()
+        slow.resume_reading()
         await slow.until_closed()
         assert [answer.opaque for answer in slow.strays] == list(range(len(stream)))
         await eventually(lambda: here.connections == 0)
-        assert f"connection closed peer={slow.own_address} reason=" in caplog.text
+        assert f"connection closed peer={slow.local_address} reason=" in caplog.text
 
 
 async def test_a_tls_close_notify_ends_the_connection_at_once(tmp_path: Path) -> None:
     authority = trustme.CA()
     tls = Files(tmp_path / "tls", authority).settings()
-    async with running(tmp_path, tls=tls) as here, line_to(here.address) as plain:
+    async with running(tmp_path, tls=tls) as here, connection_to(here.address) as plain:
         host, port = split_address(here.address)
         reader, writer = await asyncio.open_connection(
             host, port, ssl=client_of(authority), server_hostname="localhost", ssl_shutdown_timeout=30
         )
-        await register(AsyncLine(reader, writer), MASTER)
+        await register(AsyncConnection(reader, writer), MASTER)
         writer.close()  # sends close_notify, and waits for the other side's before it closes the socket
         await eventually(lambda: here.connections == 1)
         assert await addresses(plain) == {}
         await writer.wait_closed()
 
 
-async def test_a_request_id_with_a_leading_zero_is_always_malformed(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_request_id_with_a_leading_zero_is_always_malformed(nameserver: Running, line: AsyncConnection) -> None:
     await register(line, MASTER)
     well = b'{"code":105,"extFields":{"topic":"TopicA"},"opaque":111,"version":479}'
     await line.write(frame(well))
@@ -71,7 +72,7 @@ async def test_a_test_environment_that_is_its_own_production_does_not_loop(tmp_p
     own = f"127.0.0.1:{port}"
     looping = running(tmp_path, cluster_test_mode=True, listen_port=port, upstream=[own], connect_timeout_s=0.2)
     async with looping as here:
-        async with line_to(own) as line:
+        async with connection_to(own) as line:
             assert (await route(line, "Nowhere")).code == ResponseCode.TOPIC_NOT_EXIST
         await eventually(lambda: len(here.remoting._tasks) == 1)  # today: 1024 questions under way, for ever
 

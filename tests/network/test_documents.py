@@ -12,7 +12,7 @@ import skyroute
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
 from skyroute.settings.properties import parse_properties
-from tests.support.shown import ROOT, command_lines, understand, words_of
+from tests.support.shown import ROOT, arguments_of, check_arguments, command_lines
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 COMMANDS = [(document.name, line) for document in DOCUMENTS for line in command_lines(document)]
@@ -54,8 +54,8 @@ def test_a_documented_command_has_only_existing_options(
     document: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert words_of(line), document
-    understand(words_of(line), tmp_path)
+    assert arguments_of(line), document
+    check_arguments(arguments_of(line), tmp_path)
 
 
 def test_commands_are_found_in_documents() -> None:

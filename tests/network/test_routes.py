@@ -18,7 +18,7 @@ from tests.network.cluster import (
     topics,
     world,
 )
-from tests.support.lines import AsyncLine
+from tests.support.connections import AsyncConnection
 from tests.support.raw import VERSION_5, Registration, Request, Topic, mapping
 
 # Dialect
@@ -37,7 +37,7 @@ from tests.support.raw import VERSION_5, Registration, Request, Topic, mapping
         (VERSION_5, True, True),
     ],
 )
-async def test_the_dialect_follows_the_client(line: AsyncLine, version: int, insists: bool, strict: bool) -> None:
+async def test_the_dialect_follows_the_client(line: AsyncConnection, version: int, insists: bool, strict: bool) -> None:
     await register(line, MASTER, SLAVE)
     for _ in range(2):  # the second answer is one that was kept
         answer = await route(line, version=version, **({"acceptStandardJsonOnly": "true"} if insists else {}))
@@ -48,13 +48,13 @@ async def test_the_dialect_follows_the_client(line: AsyncLine, version: int, ins
         assert "null" not in answer.text
 
 
-async def test_both_dialects_of_one_route_are_kept_apart(line: AsyncLine) -> None:
+async def test_both_dialects_of_one_route_are_kept_apart(line: AsyncConnection) -> None:
     await register(line, MASTER)
     texts = [(await route(line, version=version)).text for version in (399, 401, 399, 401)]
     assert texts[0] == texts[2] != texts[1] == texts[3]
 
 
-async def test_members_and_clusters_are_in_standard_json_on_request(line: AsyncLine) -> None:
+async def test_members_and_clusters_are_in_standard_json_on_request(line: AsyncConnection) -> None:
     await register(line, MASTER)
     who = {"clusterName": "elsewhere", "brokerName": "broker-a"}
     for fields, key in (({}, "{0:"), ({"acceptStandardJsonOnly": "true"}, '{"0":')):
@@ -64,7 +64,7 @@ async def test_members_and_clusters_are_in_standard_json_on_request(line: AsyncL
     assert (await line.call(901, {**who, "brokerName": "nobody"})).value["brokerMemberGroup"]["brokerAddrs"] == {}
 
 
-async def test_an_unserved_topic_has_no_route_with_apaches_text(line: AsyncLine) -> None:
+async def test_an_unserved_topic_has_no_route_with_apaches_text(line: AsyncConnection) -> None:
     answer = await route(line, "TopicX")
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert answer.remark == (
@@ -79,7 +79,7 @@ async def test_an_unserved_topic_has_no_route_with_apaches_text(line: AsyncLine)
 @pytest.mark.parametrize("generation", [3, 4, 5])
 @pytest.mark.parametrize("deflate", [False, True])
 async def test_brokers_of_three_generations_register_plain_and_compressed(
-    line: AsyncLine, generation: int, deflate: bool
+    line: AsyncConnection, generation: int, deflate: bool
 ) -> None:
     deflate = deflate and generation > 3
     await register(line, MASTER.but(generation=generation, deflate=deflate))
@@ -90,7 +90,7 @@ async def test_brokers_of_three_generations_register_plain_and_compressed(
     assert answer["brokerDatas"][0]["enableActingMaster"] is False
 
 
-async def test_generations_can_be_mixed_in_one_cluster(line: AsyncLine) -> None:
+async def test_generations_can_be_mixed_in_one_cluster(line: AsyncConnection) -> None:
     await register(line, MASTER.but(generation=4), SLAVE.but(generation=5, acting=False), OTHER.but(generation=3))
     assert await addresses(line) == {
         "broker-a": {"0": "10.0.0.1:10911", "1": "10.0.0.2:10911"},
@@ -98,7 +98,7 @@ async def test_generations_can_be_mixed_in_one_cluster(line: AsyncLine) -> None:
     }
 
 
-async def test_a_body_with_the_wrong_checksum_is_refused_and_without_one_taken(line: AsyncLine) -> None:
+async def test_a_body_with_the_wrong_checksum_is_refused_and_without_one_taken(line: AsyncConnection) -> None:
     answer = await line.call(MASTER.but(crc=12345).request)
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "crc32 not match")
     assert await topics(line) == []
@@ -107,21 +107,21 @@ async def test_a_body_with_the_wrong_checksum_is_refused_and_without_one_taken(l
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\x78\xda\x00", b'{"topicConfigSerializeWrapper":null}'])
-async def test_a_body_that_cannot_be_read_is_refused(line: AsyncLine, body: bytes) -> None:
+async def test_a_body_that_cannot_be_read_is_refused(line: AsyncConnection, body: bytes) -> None:
     answer = await line.call(103, {**MASTER.identity, "bodyCrc32": "0"}, body)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "Failed to decode RegisterBrokerBody" in (answer.remark or "")
     assert await topics(line) == []
 
 
-async def test_split_and_incremental_registrations_add_up(line: AsyncLine) -> None:
+async def test_split_and_incremental_registrations_add_up(line: AsyncConnection) -> None:
     await register(line, MASTER)
     await register(line, MASTER.but(topics=(Topic("TopicC"), Topic("TopicD"))))
     await register(line, MASTER.but(topics=(Topic("TopicE"),), data_version=NEWER))
     assert await topics(line) == ["TopicA", "TopicB", "TopicC", "TopicD", "TopicE"]
 
 
-async def test_routes_of_static_topics_have_mappings(line: AsyncLine) -> None:
+async def test_routes_of_static_topics_have_mappings(line: AsyncConnection) -> None:
     static = MASTER.but(mappings={"TopicA": mapping("TopicA", "broker-a", 2)})
     for registration in (static, static.but(deflate=True, data_version=NEWER)):
         await register(line, registration)
@@ -130,7 +130,7 @@ async def test_routes_of_static_topics_have_mappings(line: AsyncLine) -> None:
     assert "topicQueueMappingByBroker" not in (await route(line, "TopicB")).text
 
 
-async def test_routes_have_filter_servers_until_they_leave(line: AsyncLine) -> None:
+async def test_routes_have_filter_servers_until_they_leave(line: AsyncConnection) -> None:
     await register(line, MASTER.but(filter_servers=("10.0.0.1:30000",)))
     assert (await route(line)).value["filterServerTable"] == {"10.0.0.1:10911": ["10.0.0.1:30000"]}
     await register(line, MASTER)
@@ -162,7 +162,7 @@ ZONES = (
 )
 @pytest.mark.parametrize("version", [399, VERSION_5])
 async def test_a_zone_shows_its_own_groups_and_those_without_a_master(
-    line: AsyncLine, fields: dict[str, str], seen: str, version: int
+    line: AsyncConnection, fields: dict[str, str], seen: str, version: int
 ) -> None:
     await register(line, *ZONES)
     answer = (await route(line, version=version, **fields)).value
@@ -172,7 +172,7 @@ async def test_a_zone_shows_its_own_groups_and_those_without_a_master(
     assert (await route(line, version=version)).value["brokerDatas"][0]["zoneName"] == "z1"
 
 
-async def test_a_zone_without_groups_gives_an_empty_route_and_not_an_error(line: AsyncLine) -> None:
+async def test_a_zone_without_groups_gives_an_empty_route_and_not_an_error(line: AsyncConnection) -> None:
     await register(line, MASTER.but(zone="z1"))
     answer = await route(line, __ZONE_MODE="true", __ZONE_NAME="z2")
     assert answer.code == ResponseCode.SUCCESS
@@ -182,7 +182,7 @@ async def test_a_zone_without_groups_gives_an_empty_route_and_not_an_error(line:
 # Topics come and go
 
 
-async def test_a_single_topic_is_announced_by_a_known_broker_only(line: AsyncLine) -> None:
+async def test_a_single_topic_is_announced_by_a_known_broker_only(line: AsyncConnection) -> None:
     await register(line, MASTER)
     queues = '{"brokerName":"%s","perm":6,"readQueueNums":2,"topicSysFlag":0,"writeQueueNums":2}'
     both = f'{{"queueDatas":[{queues % "broker-a"},{queues % "nobody"}]}}'
@@ -194,7 +194,7 @@ async def test_a_single_topic_is_announced_by_a_known_broker_only(line: AsyncLin
     assert await addresses(line, "New") == {"broker-a": {"0": "10.0.0.1:10911"}}
 
 
-async def test_a_topic_is_deleted_in_one_cluster_or_everywhere(line: AsyncLine) -> None:
+async def test_a_topic_is_deleted_in_one_cluster_or_everywhere(line: AsyncConnection) -> None:
     elsewhere = OTHER.but(cluster="Elsewhere")
     await register(line, MASTER, elsewhere)
     assert (await line.call(216, {"topic": "TopicA", "clusterName": "Unknown"})).code == ResponseCode.SUCCESS
@@ -206,7 +206,7 @@ async def test_a_topic_is_deleted_in_one_cluster_or_everywhere(line: AsyncLine) 
     assert await topics(line) == ["TopicB", "TopicC"]
 
 
-async def test_writes_are_forbidden_until_restored_or_a_new_version(line: AsyncLine) -> None:
+async def test_writes_are_forbidden_until_restored_or_a_new_version(line: AsyncConnection) -> None:
     await register(line, MASTER)
     assert (await line.call(205, {"brokerName": "broker-a"})).fields == {"wipeTopicCount": "2"}
     assert await permissions(line) == {"broker-a": 4}
@@ -220,12 +220,12 @@ async def test_writes_are_forbidden_until_restored_or_a_new_version(line: AsyncL
     assert (await line.call(205, {"brokerName": "nobody"})).fields == {"wipeTopicCount": "0"}
 
 
-async def test_a_cluster_that_does_not_exist_has_no_topics(line: AsyncLine) -> None:
+async def test_a_cluster_that_does_not_exist_has_no_topics(line: AsyncConnection) -> None:
     assert (await line.call(224, {"cluster": "nowhere"})).value == {"topicList": []}
     assert (await line.call(304)).text == '{"topicList":[]}'
 
 
-async def test_unit_lists_need_flags_that_compressed_bodies_do_not_carry(line: AsyncLine) -> None:
+async def test_unit_lists_need_flags_that_compressed_bodies_do_not_carry(line: AsyncConnection) -> None:
     flagged = MASTER.but(topics=[Topic(f"T{flag}", sys_flag=flag) for flag in range(4)])
     await register(line, flagged)
     lists = [(await line.call(code)).value["topicList"] for code in (311, 312, 313)]
@@ -237,7 +237,7 @@ async def test_unit_lists_need_flags_that_compressed_bodies_do_not_carry(line: A
 # Refusals leave no trace, and late goodbyes do no harm
 
 
-async def test_a_refused_registration_leaves_no_trace(line: AsyncLine) -> None:
+async def test_a_refused_registration_leaves_no_trace(line: AsyncConnection) -> None:
     await register(line, MASTER.but(zone="z1", acting=True))
     before = await world(line)
     single = (Topic("Alone"),)
@@ -253,7 +253,7 @@ async def test_a_refused_registration_leaves_no_trace(line: AsyncLine) -> None:
     assert (await line.call(OTHER.but(topics=single).request)).remark == "register broker failed"
 
 
-async def test_a_superseded_broker_gets_an_empty_response_and_changes_nothing(line: AsyncLine) -> None:
+async def test_a_superseded_broker_gets_an_empty_response_and_changes_nothing(line: AsyncConnection) -> None:
     leader = MASTER.but(data_version=NEWER.__class__(counter=1, state=5))
     await register(line, leader)
     before = await world(line)
@@ -275,7 +275,7 @@ async def test_a_superseded_broker_gets_an_empty_response_and_changes_nothing(li
     ids=["address", "id", "name", "cluster"],
 )
 async def test_an_unregistration_removes_only_what_is_registered_exactly_so(
-    line: AsyncLine, stale: Registration
+    line: AsyncConnection, stale: Registration
 ) -> None:
     await register(line, MASTER)
     assert (await line.call(stale.unregistration)).code == ResponseCode.SUCCESS
@@ -284,14 +284,14 @@ async def test_an_unregistration_removes_only_what_is_registered_exactly_so(
     assert await addresses(line) == {}
 
 
-async def test_the_unregistration_of_a_replaced_broker_does_not_remove_its_successor(line: AsyncLine) -> None:
+async def test_the_unregistration_of_a_replaced_broker_does_not_remove_its_successor(line: AsyncConnection) -> None:
     successor = MASTER.but(address="10.0.0.7:10911")
     await register(line, MASTER, successor)
     assert (await line.call(MASTER.unregistration)).code == ResponseCode.SUCCESS
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.7:10911"}}
 
 
-async def test_the_member_topic_of_a_broker_group_has_real_ids(line: AsyncLine) -> None:
+async def test_the_member_topic_of_a_broker_group_has_real_ids(line: AsyncConnection) -> None:
     members = "rmq_sys_SYNC_BROKER_MEMBER_broker-a"
     told = (*MASTER.topics, Topic(members, 1, 1, 1))
     await line.call(318, body=b"supportActingMaster=true")
@@ -304,7 +304,7 @@ async def test_the_member_topic_of_a_broker_group_has_real_ids(line: AsyncLine) 
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911", "1": "10.0.0.2:10911"}}
 
 
-async def test_a_request_for_a_route_of_another_name_is_not_mixed_up(line: AsyncLine) -> None:
+async def test_a_request_for_a_route_of_another_name_is_not_mixed_up(line: AsyncConnection) -> None:
     await register(line, MASTER, OTHER)
     answers = [await line.send(Request(105, {"topic": topic})) for topic in ("TopicB", "TopicC", "TopicB")]
     names = [(await line.answer(opaque)).value["brokerDatas"][0]["brokerName"] for opaque in answers]

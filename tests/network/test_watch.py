@@ -11,9 +11,10 @@ import pytest
 
 from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, register
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Command, DataVersion, Form, Registration, Request, Topic
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 WATCH = 21001
 FORMS: tuple[Form, ...] = ("json", "binary")
@@ -49,7 +50,7 @@ def broker(*topics: str, edition: int = 1, **changes: Any) -> Registration:
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_change_completes_a_watch_and_the_next_continues_from_there(nameserver: Running, form: Form) -> None:
-    async with line_to(nameserver.address, form=form) as line, line_to(nameserver.address) as brokers:
+    async with connection_to(nameserver.address, form=form) as line, connection_to(nameserver.address) as brokers:
         first = await line.call(watch("A"))
         assert (first.code, first.fields["compacted"], first.body) == (ResponseCode.SUCCESS, "true", b"")
         asked = await line.send(watch("A", after=first))
@@ -68,7 +69,7 @@ async def test_a_change_completes_a_watch_and_the_next_continues_from_there(name
 
 
 async def test_everything_that_shows_in_a_route_is_news(tmp_path: Path) -> None:
-    async with running(tmp_path, ordered_topics_enabled=True) as server, line_to(server.address) as line:
+    async with running(tmp_path, ordered_topics_enabled=True) as server, connection_to(server.address) as line:
         await line.call(broker("T", "U").request)
         heard = await line.call(watch("T"))
 
@@ -100,7 +101,7 @@ async def test_everything_that_shows_in_a_route_is_news(tmp_path: Path) -> None:
 
 
 async def test_a_broker_that_leaves_completes_a_watch(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line, line_to(nameserver.address) as brokers:
+    async with connection_to(nameserver.address) as line, connection_to(nameserver.address) as brokers:
         await register(brokers, MASTER)
         topic = MASTER.topics[0].name
         heard = await line.call(watch(topic))
@@ -111,7 +112,7 @@ async def test_a_broker_that_leaves_completes_a_watch(nameserver: Running) -> No
 
 
 async def test_a_timed_out_watch_returns_a_bookmark(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first, timeout_ms=1_500))
         await eventually(lambda: parked(nameserver) == 1)
@@ -124,12 +125,12 @@ async def test_a_timed_out_watch_returns_a_bookmark(nameserver: Running) -> None
 
 
 async def test_a_watch_from_an_earlier_run_of_the_server_is_compacted(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, line_to(server.address) as line:
+    async with running(tmp_path) as server, connection_to(server.address) as line:
         heard = await line.call(watch("A"))
         await line.call(broker("A", "B").request)
         heard = await line.call(watch("A", after=heard))
     # With a clock that stands still, the revisions of both lives are the same.
-    async with running(tmp_path) as server, line_to(server.address) as line:
+    async with running(tmp_path) as server, connection_to(server.address) as line:
         await line.call(broker("A", "B").request)
         answer = await line.call(watch("A", after=heard))
         assert answer.fields["compacted"] == "true"
@@ -138,14 +139,16 @@ async def test_a_watch_from_an_earlier_run_of_the_server_is_compacted(tmp_path: 
 
 
 async def test_a_closed_connection_has_no_watches(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         first = await line.call(watch("A"))
         await line.send(watch("A", after=first))
         await eventually(lambda: parked(nameserver) == 1)
     await eventually(lambda: parked(nameserver) == 0)
 
 
-async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(line: AsyncLine, nameserver: Running) -> None:
+async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(
+    line: AsyncConnection, nameserver: Running
+) -> None:
     first = await line.call(watch("A"))
     asked = [await line.send(watch(f"T{number}", after=first)) for number in range(6)]
     assert [changed(await line.answer(opaque)) for opaque in asked[:2]] == [[], []]
@@ -158,7 +161,7 @@ async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(line: 
 
 async def test_a_stopping_server_completes_watches_with_go_away(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"graceful_shutdown": True, "shutdown_wait_s": 20}
-    async with running(tmp_path, **settings) as server, line_to(server.address) as line:
+    async with running(tmp_path, **settings) as server, connection_to(server.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first))
         await eventually(lambda: parked(server) == 1)
@@ -170,7 +173,7 @@ async def test_a_stopping_server_completes_watches_with_go_away(tmp_path: Path) 
 
 
 async def test_a_server_without_watches_is_as_apaches(tmp_path: Path) -> None:
-    async with running(tmp_path, watch_enabled=False) as server, line_to(server.address) as line:
+    async with running(tmp_path, watch_enabled=False) as server, connection_to(server.address) as line:
         answer = await line.call(watch("A"))
         assert (answer.code, answer.remark) == (
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
@@ -180,15 +183,15 @@ async def test_a_server_without_watches_is_as_apaches(tmp_path: Path) -> None:
         await line.call(318, body=b"supportActingMaster=true")
 
 
-async def test_a_oneway_watch_does_not_wait(line: AsyncLine, nameserver: Running) -> None:
+async def test_a_oneway_watch_does_not_wait(line: AsyncConnection, nameserver: Running) -> None:
     first = await line.call(watch("A"))
-    await line.tell(watch("A", after=first))
+    await line.send_oneway(watch("A", after=first))
     assert (await line.call(106)).code == ResponseCode.SUCCESS
     assert parked(nameserver) == 0
 
 
 async def test_a_connection_that_only_watches_is_not_idle(tmp_path: Path) -> None:
-    async with running(tmp_path, idle_timeout_s=10) as server, line_to(server.address) as line:
+    async with running(tmp_path, idle_timeout_s=10) as server, connection_to(server.address) as line:
         heard = await line.call(watch("A"))
         for _ in range(5):
             asked = await line.send(watch("A", after=heard, timeout_ms=60_000))
@@ -202,7 +205,7 @@ async def test_watches_beyond_the_bound_are_refused(nameserver: Running, monkeyp
     watches = nameserver.server._watches
     assert watches is not None
     monkeypatch.setattr(watches, "_watches_max", 1)
-    async with line_to(nameserver.address) as line, line_to(nameserver.address) as other:
+    async with connection_to(nameserver.address) as line, connection_to(nameserver.address) as other:
         first = await line.call(watch("A"))
         await line.send(watch("A", after=first))
         await eventually(lambda: parked(nameserver) == 1)

@@ -21,8 +21,8 @@ from skyroute.message.message import Message
 from skyroute.wire.calls.topics import TopicConfig
 from tests.network.client.consumers import HURRIED
 from tests.support.clock import ManualClock
-from tests.support.disks import HastyDisk, bodies
-from tests.support.lines import AsyncLine, line_to
+from tests.support.connections import AsyncConnection, connection_to
+from tests.support.disks import NoSyncDisk, bodies
 from tests.support.raw import Form
 from tests.support.servers import Running, running
 
@@ -70,7 +70,7 @@ class Cluster:
         self, name: str = "broker-a", *, clock: Clock | None = None, disk: Disk | None = None, **settings: Any
     ) -> Broker:
         """Start a broker, by default with the cluster's own clock."""
-        broker = Broker(self.config(name, **settings), clock=clock or self.clock, disk=disk or HastyDisk())
+        broker = Broker(self.config(name, **settings), clock=clock or self.clock, disk=disk or NoSyncDisk())
         await broker.start()
         self.brokers.append(broker)
         return broker
@@ -105,9 +105,9 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------------------- clients
 
-    async def line(self, *, form: Form = "json", address: str = "", **options: Any) -> AsyncLine:
+    async def line(self, *, form: Form = "json", address: str = "", **options: Any) -> AsyncConnection:
         """A connection to the newest broker, for raw commands."""
-        return await self._ends.enter_async_context(line_to(address or self.broker.address, form=form, **options))
+        return await self._ends.enter_async_context(connection_to(address or self.broker.address, form=form, **options))
 
     async def session(self) -> Session:
         return await self._ends.enter_async_context(Session(self.name_server.address, heartbeat_interval_s=1000))

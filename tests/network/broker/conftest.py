@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.network.broker.clusters import Cluster, cluster_in
-from tests.support.lines import AsyncLine
+from tests.support.connections import AsyncConnection
 
 
 @pytest.fixture
@@ -24,6 +24,6 @@ async def cluster(empty_cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture
-async def line(cluster: Cluster) -> AsyncLine:
+async def line(cluster: Cluster) -> AsyncConnection:
     """A raw connection to the broker."""
     return await cluster.line()

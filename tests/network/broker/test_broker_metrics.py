@@ -18,11 +18,11 @@ from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.support.apache import free_port
-from tests.support.disks import HastyDisk
-from tests.support.lines import eventually
+from tests.support.disks import NoSyncDisk
 from tests.support.raw import Request, encode
 from tests.support.scraping import listed, page, scrape, told
 from tests.support.servers import running
+from tests.support.waiting import eventually
 
 OWN = frozenset({"cluster", "node_type", "node_id"})
 
@@ -124,7 +124,7 @@ async def test_requests_are_counted_by_result(empty_cluster: Cluster, flush: str
     line = await empty_cluster.line()
     for _ in range(3):
         assert (await line.call(send())).code == ResponseCode.SUCCESS
-    await line.tell(send())
+    await line.send_oneway(send())
     assert (await line.call(send(body=b""))).code != ResponseCode.SUCCESS
     store = empty_cluster.broker.components.store
     await eventually(lambda: store.max_offset("T", 0) == 4)  # under SYNC_FLUSH readers see flushed messages only
@@ -224,7 +224,7 @@ async def test_a_broker_without_name_servers_is_not_ready(empty_cluster: Cluster
 
 
 async def test_a_broker_whose_disk_failed_is_not_ready(empty_cluster: Cluster, expects_errors: None) -> None:
-    class Dying(HastyDisk):
+    class Dying(NoSyncDisk):
         dead = False
 
         def sync(self, descriptor: int) -> None:

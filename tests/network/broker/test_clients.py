@@ -25,7 +25,8 @@ from skyroute.wire.calls.clients import (
 from skyroute.wire.command import Request, Response
 from tests.network.broker.clusters import Cluster
 from tests.network.client.consumers import Inbox
-from tests.support.lines import WAIT_S, eventually
+from tests.support.connections import WAIT_S
+from tests.support.waiting import eventually
 from tests.unit.broker.clients import a_consumer
 
 RETRY = "%RETRY%g"

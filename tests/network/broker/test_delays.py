@@ -12,7 +12,7 @@ from skyroute.message.message import Message, StoredMessage
 from skyroute.message.reserved_topics import TIMER_TOPIC
 from tests.network.broker.clusters import Cluster
 from tests.network.client.consumers import Inbox
-from tests.support.lines import eventually
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -20,9 +20,10 @@ from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import addresses, permissions, topics
 from tests.support.clock import ManualClock
-from tests.support.lines import eventually, line_to
+from tests.support.connections import connection_to
 from tests.support.raw import Command, Registration, Request, Topic, decode, encode
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 CLUSTER = "DefaultCluster"
 BROKER = "broker-a"
@@ -115,19 +116,19 @@ async def fake_name_server(*, accepts_registrations: bool = False) -> AsyncItera
 
 async def until_registered(server: Running, topic: str = BROKER) -> None:
     """Wait until a name server has a route for one of the broker's topics."""
-    async with asyncio.timeout(10), line_to(server.address) as line:
+    async with asyncio.timeout(10), connection_to(server.address) as line:
         while not await addresses(line, topic):
             pass
 
 
 async def test_a_started_broker_is_registered_with_all_its_topics(nameserver: Running, tmp_path: Path) -> None:
-    async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker, connection_to(nameserver.address) as line:
         assert await addresses(line, "TBW102") == {BROKER: {"0": ADDRESS}}
         assert await topics(line) == sorted(broker.topics.all())
 
 
 async def test_a_stopping_broker_unregisters(nameserver: Running, tmp_path: Path) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         async with broker_at(nameserver.address, folder=tmp_path):
             assert await topics(line) != []
         assert await topics(line) == []
@@ -141,7 +142,7 @@ async def test_a_new_topic_has_a_route_when_the_announcement_returns(tmp_path: P
     ):
         await broker.create("Orders")
         for server in (one, two):
-            async with line_to(server.address) as line:
+            async with connection_to(server.address) as line:
                 assert await addresses(line, "Orders") == {BROKER: {"0": ADDRESS}}
 
 
@@ -185,7 +186,7 @@ async def test_a_name_server_that_hangs_delays_announcements_briefly(nameserver:
         for number in range(20):
             await broker.create(f"Orders{number}")
         assert loop.time() - begun_at < 1.0
-        async with line_to(nameserver.address) as line:
+        async with connection_to(nameserver.address) as line:
             assert await addresses(line, "Orders19")
 
 
@@ -222,7 +223,7 @@ async def test_a_name_server_that_lost_the_broker_gets_a_full_registration(names
     async with broker_at(nameserver.address, folder=tmp_path) as broker:
         nameserver.server.table.unregister(CLUSTER, ADDRESS, BROKER, 0)
         await broker.create("Orders")
-        async with line_to(nameserver.address) as line:
+        async with connection_to(nameserver.address) as line:
             assert await topics(line) == sorted(broker.topics.all())
 
 
@@ -232,7 +233,7 @@ async def test_the_broker_registers_again_before_its_lease_ends(nameserver: Runn
             nameserver.pass_time(30.0)
             broker.pass_time(30.0)
             await broker.registrar.register()
-        async with line_to(nameserver.address) as line:
+        async with connection_to(nameserver.address) as line:
             assert await addresses(line, BROKER)
 
 
@@ -268,7 +269,7 @@ async def test_the_broker_registers_an_empty_ha_address(tmp_path: Path) -> None:
 
 async def test_a_slave_of_a_broker_without_an_ha_address_gets_none(nameserver: Running, tmp_path: Path) -> None:
     slave = Registration(CLUSTER, BROKER, "10.0.0.2:10911", (Topic("TopicA"), Topic("TopicB")), broker_id=1)
-    async with broker_at(nameserver.address, folder=tmp_path), line_to(nameserver.address) as line:
+    async with broker_at(nameserver.address, folder=tmp_path), connection_to(nameserver.address) as line:
         assert (await line.call(slave.request)).fields == {"masterAddr": ADDRESS}
 
 
@@ -299,14 +300,14 @@ async def test_registered_topics_allow_no_more_than_the_broker(
 ) -> None:
     async with broker_at(nameserver.address, folder=tmp_path, broker_permission=broker_permission) as broker:
         await broker.create("Orders")
-        async with line_to(nameserver.address) as line:
+        async with connection_to(nameserver.address) as line:
             assert await permissions(line, "Orders") == {BROKER: seen}
             assert await permissions(line, "SELF_TEST_TOPIC") == {BROKER: seen}
         assert broker.topics.all()["Orders"].permission == 6
 
 
 async def test_a_changed_broker_permission_is_registered_at_once(nameserver: Running, tmp_path: Path) -> None:
-    async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker, connection_to(nameserver.address) as line:
         broker.config.broker_permission = 4
         broker.topics.renew()
         await broker.registrar.register()
@@ -314,7 +315,7 @@ async def test_a_changed_broker_permission_is_registered_at_once(nameserver: Run
 
 
 async def test_topics_in_the_order_config_of_name_servers_become_ordered(nameserver: Running, tmp_path: Path) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         fields = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Orders", "value": f"{BROKER}:4"}
         assert (await line.call(100, fields)).code == ResponseCode.SUCCESS
         async with broker_at(nameserver.address, folder=tmp_path) as broker:
@@ -326,7 +327,7 @@ async def test_topics_in_the_order_config_of_name_servers_become_ordered(nameser
 
 async def test_many_topics_are_registered_compressed(nameserver: Running, tmp_path: Path) -> None:
     names = [f"Topic-{number:05d}" for number in range(IN_THREAD_FROM)]
-    async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker, connection_to(nameserver.address) as line:
         assert len(names) > ANNOUNCED_MAX
         await broker.create(*names)
         await until_registered(nameserver, names[-1])
@@ -355,7 +356,7 @@ async def test_without_force_the_broker_compares_versions_before_it_registers_ag
         await broker.registrar.register()
         assert broker.registrar._encoded != before
         await broker.registrar.register()
-        async with line_to(nameserver.address) as line:
+        async with connection_to(nameserver.address) as line:
             assert await addresses(line, "Orders")
 
 
@@ -411,7 +412,7 @@ async def test_a_single_topic_registration_keeps_all_other_routes(tmp_path: Path
     async with (
         running(tmp_path / "ns", delete_missing_topics=True) as server,
         broker_at(server.address, folder=tmp_path, register_single_topics=True, broker_permission=4) as broker,
-        line_to(server.address) as line,
+        connection_to(server.address) as line,
     ):
         before = await topics(line)
         await broker.create("Orders", "Payments")

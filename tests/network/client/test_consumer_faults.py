@@ -14,8 +14,8 @@ from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.clock import ManualClock
 from tests.support.fake_broker import FakeCluster, Peer, Reply, encode_batch, fake_cluster
-from tests.support.lines import eventually
 from tests.support.raw import Command
+from tests.support.waiting import eventually
 
 RETRY = "%RETRY%g"
 

@@ -37,10 +37,11 @@ from skyroute.wire.command import Request, Response
 from tests.network.certificates import Files, client_of
 from tests.support import raw
 from tests.support.clock import ManualClock
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Peer, Reply, fake_cluster
-from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
 from tests.support.servers import running
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 

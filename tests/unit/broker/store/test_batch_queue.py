@@ -13,7 +13,7 @@ from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import decode_record, decode_records
 from skyroute.message.tags import tag_code
-from tests.support.disks import NOW_MS, RestartedMachine, draft, small_store
+from tests.support.disks import NOW_MS, RestartedMachineDisk, draft, small_store
 
 UNIT = struct.Struct(">qiqqqhii")
 TOPIC = "Whole"
@@ -144,10 +144,10 @@ def test_a_missing_segment_of_a_queue_is_rebuilt(tmp_path: Path, segment: int) -
     assert seen == list(range(0, 50, 2))
 
 
-@pytest.mark.parametrize("disk", [None, RestartedMachine()])
+@pytest.mark.parametrize("disk", [None, RestartedMachineDisk()])
 @pytest.mark.parametrize("derived_at", [(), (4,), range(30)])
 def test_a_process_that_dies_loses_nothing(
-    tmp_path: Path, disk: RestartedMachine | None, derived_at: tuple[int, ...]
+    tmp_path: Path, disk: RestartedMachineDisk | None, derived_at: tuple[int, ...]
 ) -> None:
     store = batch_store(tmp_path)
     for number in range(30):

@@ -25,10 +25,10 @@ from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from tests.support.disks import (
     NOW_MS,
     FailingDisk,
-    HastyDisk,
     KilledError,
     KillingDisk,
-    RestartedMachine,
+    NoSyncDisk,
+    RestartedMachineDisk,
     bodies,
     draft,
     read_all,
@@ -59,7 +59,7 @@ def append_long(store: MessageStore, items: list[RawItem], about: Draft | None =
 @contextmanager
 def opened(folder: Path, disk: Disk | None = None, *, index_entries: int = 200) -> Iterator[MessageStore]:
     store = small_store(
-        folder, disk or HastyDisk(), log_segment_bytes=SEGMENT, index_entries=index_entries, index_process=False
+        folder, disk or NoSyncDisk(), log_segment_bytes=SEGMENT, index_entries=index_entries, index_process=False
     )
     try:
         yield store
@@ -131,7 +131,7 @@ def test_a_batch_is_never_divided_between_files(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
-    store = small_store(tmp_path, HastyDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
+    store = small_store(tmp_path, NoSyncDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
     append_long(store, items_of(30))
     assert not store.dispatch_step()
     assert store.max_offset("T", 0) == 0
@@ -141,7 +141,7 @@ def test_a_batch_is_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_a_topic_that_is_deleted_leaves_nothing_behind(tmp_path: Path) -> None:
-    store = small_store(tmp_path, HastyDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
+    store = small_store(tmp_path, NoSyncDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
     append_long(store, items_of(30))
     store.delete_topic("T")
     store.flush()
@@ -152,7 +152,7 @@ def test_a_batch_of_a_topic_that_is_deleted_leaves_nothing_behind(tmp_path: Path
     store.close()
 
 
-@pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
+@pytest.mark.parametrize("disk", [NoSyncDisk, RestartedMachineDisk])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
     tmp_path: Path, disk: type[Disk], steps: int
@@ -164,7 +164,7 @@ def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
         "index_slots": 5000,
         "index_entries": 9000,
     }
-    store = small_store(tmp_path, HastyDisk(), index_process=False, **settings)
+    store = small_store(tmp_path, NoSyncDisk(), index_process=False, **settings)
     store.append(draft(), NOW_MS)
     store.flush()
     append_long(store, items_of(messages))
@@ -181,7 +181,9 @@ def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
 
 
 @pytest.mark.parametrize("is_long", [False, True])
-@pytest.mark.parametrize(("restarted", "half"), [(HastyDisk, False), (HastyDisk, True), (RestartedMachine, False)])
+@pytest.mark.parametrize(
+    ("restarted", "half"), [(NoSyncDisk, False), (NoSyncDisk, True), (RestartedMachineDisk, False)]
+)
 def test_a_process_that_is_killed_leaves_all_of_a_batch_or_nothing(
     tmp_path: Path, restarted: type[Disk], half: bool, is_long: bool
 ) -> None:
@@ -256,13 +258,13 @@ def test_the_note_of_a_batch_is_void_once_another_process_has_had_the_store(tmp_
     wanted = [b"first", *(body for body, _, _ in items_of(9)), b"last"]
     for fail_at in count(5):  # behind the lock and the checkpoint, which a killed process closes
         folder = tmp_path / f"{fail_at}"
-        store = small_store(folder, HastyDisk(), log_segment_bytes=SEGMENT, index_entries=200, index_process=False)
+        store = small_store(folder, NoSyncDisk(), log_segment_bytes=SEGMENT, index_entries=200, index_process=False)
         store.append(draft(body=b"first"), NOW_MS)
         batch = store.append_batch(draft(), items_of(9), NOW_MS)
         store.append(draft(body=b"last"), NOW_MS)
         store.close()
         # Apache's broker has continued the log, or the disk has the checkpoint of a moment before the machine stopped.
-        checkpoint = Checkpoint(folder / "checkpoint", HastyDisk())
+        checkpoint = Checkpoint(folder / "checkpoint", NoSyncDisk())
         checkpoint.begin_batch(batch.log_positions[0])
         checkpoint.close()
         if abort is not None:
@@ -277,7 +279,7 @@ def test_the_note_of_a_batch_is_void_once_another_process_has_had_the_store(tmp_
             break
 
 
-class ShortOfMemory(HastyDisk):
+class ShortOfMemory(NoSyncDisk):
     """Writes a part of the first long data, then has no memory."""
 
     is_short = False
@@ -307,7 +309,7 @@ def test_messages_behind_a_batch_that_failed_for_any_reason_survive_a_process_th
 @pytest.mark.parametrize("keys", [20, 16_000])
 def test_keys_of_single_messages_do_not_pile_up(tmp_path: Path, keys: int) -> None:
     store = small_store(
-        tmp_path, HastyDisk(), log_segment_bytes=1 << 23, index_slots=5000, index_entries=1 << 20, index_process=False
+        tmp_path, NoSyncDisk(), log_segment_bytes=1 << 23, index_slots=5000, index_entries=1 << 20, index_process=False
     )
     about = draft(properties={"KEYS": " ".join("ab"[number % 2] for number in range(keys))})
     for _ in range(40 if keys > 1000 else 20 * BACKLOG_MAX):
@@ -331,7 +333,7 @@ def test_a_long_batch_has_a_bounded_number_of_keys(tmp_path: Path) -> None:
 
 def test_a_closed_store_writes_no_keys(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"log_segment_bytes": 1 << 21, "queue_segment_units": 5000, "index_entries": 9000}
-    store = small_store(tmp_path, HastyDisk(), index_process=False, **settings)
+    store = small_store(tmp_path, NoSyncDisk(), index_process=False, **settings)
     append_long(store, items_of(KEYS_A_STEP))
     assert store.dispatch_step()
     store.kill()
