@@ -441,9 +441,7 @@ def test_a_damaged_record_is_rejected_alone(rocketmq: Cluster, damaged: int) -> 
     position = read(rocketmq, topic="Torn")[damaged]["commit_log_offset"]
     log = next((rocketmq.folder / "broker-0" / "commitlog").iterdir())
     _overwrite(log, position + 4, b"\0\0\0\0")
-    with pytest.raises(
-        RejectedRecordError, match=rf"record at offset {damaged} of .* cannot be decoded: no record starts"
-    ):
+    with pytest.raises(RejectedRecordError, match=rf"record at offset {damaged} of .* cannot be decoded: no record at"):
         read(rocketmq, topic="Torn")
     rows = read(rocketmq, topic="Torn", rejects="column")
     assert [row["queue_offset"] for row in rows] == list(range(20))
