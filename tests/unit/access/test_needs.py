@@ -38,7 +38,7 @@ async def test_every_request_that_a_broker_handles_has_a_row(tmp_path: Path) -> 
         index_entries=64,
         broker_name="broker-a",
     )
-    identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
+    identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", HERE)
     components = Components(config, identity, ManualClock(), lambda _connection: None)
     try:
         handled = components.handlers()
