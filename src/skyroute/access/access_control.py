@@ -1,12 +1,13 @@
 """Access control of one server: the gate, the rules it reads, and the audit log it fills."""
 
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from skyroute.access.audit_log import AuditLog
 from skyroute.access.gate import Gate, GateSettings, Verdict
 from skyroute.access.rules_store import RulesStore
+from skyroute.access.users import User
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 
@@ -21,7 +22,6 @@ class AccessControl:
     Args:
         settings: How to check; None if authentication is off.
         store: The rules, which are loaded now.
-        on_change: Called after every change of the rules: the server drops its cached responses.
         audit_log: Where decisions are recorded.
         server: Name of the server in audit records.
 
@@ -35,13 +35,11 @@ class AccessControl:
         settings: GateSettings | None,
         store: RulesStore,
         *,
-        on_change: Callable[[], None] = lambda: None,
         audit_log: AuditLog | None = None,
         server: str = "",
     ) -> None:
         self.gate = None if settings is None else Gate(settings, store.load())
         self._store = store
-        self._on_change = on_change
         self._audit_log = audit_log
         self._server = server
 
@@ -64,44 +62,41 @@ class AccessControl:
                 self._audit_log.put(record)
         return verdict
 
-    def manage(self, request: Request, source: str, certificate_names: Sequence[str] = ()) -> Response:
-        """Handle a request of codes 3001 to 3010.
+    def manage(self, request: Request, source: str, sender: User | None) -> Response:
+        """Handle a request of codes 3001 to 3010, which `check` has allowed. It waits for the disk.
 
-        It is checked here, too, since it must be known who sent it. While authentication is off, only requests from
-        this machine are handled: otherwise anyone could add a super user for the day on which it is turned on.
+        While authentication is off, only requests from this machine are handled: otherwise anyone could add a super
+        user for the day on which it is turned on. The caller calls `adopt` afterwards.
+
+        Args:
+            request: The request.
+            source: The IP address that it came from.
+            sender: Its user, from the verdict.
 
         Raises:
             RulesError: a rules file is invalid, so nothing can be changed.
             FileReadError, FileWriteError: the disk refuses. The rules are as before.
         """
-        if self.gate is None:
-            return self._store.manage(request, None) if _is_loopback(source) else _LOCAL_ONLY
-        verdict = self.gate.check(request, source, certificate_names)
-        if not verdict.is_allowed:
-            return verdict.response()
-        before = self._store.rules
-        response = self._store.manage(request, verdict.user)
-        if self._store.rules is not before:
-            self._use_rules()
-        return response
+        if self.gate is None and not _is_loopback(source):
+            return _LOCAL_ONLY
+        return self._store.manage(request, sender)
 
-    def reload_if_changed(self) -> bool:
-        """Read the rules again if a file has changed; return whether that was so. Called every second or so.
+    def load_if_changed(self) -> None:
+        """Read the rules again if a file has changed. It waits for the disk; the caller calls `adopt` afterwards.
 
         Raises:
             RulesError: a file is invalid. The rules in force stay, and this content is not reported again.
             FileReadError: a file cannot be read. The rules in force stay.
         """
-        if not self._store.has_changed():
-            return False
-        self._store.load()
-        self._use_rules()
-        return True
+        if self._store.has_changed():
+            self._store.load()
 
-    def _use_rules(self) -> None:
-        if self.gate is not None:
-            self.gate.use(self._store.rules)
-            self._on_change()
+    def adopt(self) -> bool:
+        """Use the rules that were read last; return whether they are others. The server then drops cached responses."""
+        if self.gate is None or self.gate.rules is self._store.rules:
+            return False
+        self.gate.use(self._store.rules)
+        return True
 
 
 def _is_loopback(source: str) -> bool:

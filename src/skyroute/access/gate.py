@@ -91,6 +91,8 @@ class GateSettings:
     """Addresses of brokers that cannot sign."""
     exempt_codes: frozenset[int] = frozenset()
     """Request codes that are not checked (`authenticationWhitelist`)."""
+    unrestricted_codes: frozenset[int] = frozenset()
+    """Request codes that every user may send (`authorizationWhitelist`)."""
     audited: Audited = Audited.CHANGES
 
     def __post_init__(self) -> None:
@@ -191,7 +193,7 @@ class Gate:
         reason = None
         if found.is_trusted:
             reason = Reason.TRUSTED_SOURCE
-        elif not self.settings.authorization:
+        elif not self.settings.authorization or request.code in self.settings.unrestricted_codes:
             reason = Reason.AUTHENTICATED
         elif user.is_super:
             reason = Reason.SUPER_USER
@@ -205,13 +207,22 @@ class Gate:
         except WireError as error:
             return Verdict(Reason.MALFORMED, user, user.name, f"parse authorization context error: {error}", door)
         for need in needs:
-            decision = self._decide(user, need, source)
-            if decision is not Decision.ALLOW:
-                reason, why = (Reason.NO_POLICY, "no matched policies.") if decision is None else _DENIED
-                text = f"User:{user.name} has no permission to access {need.resource} from {source}, {why}"
-                return Verdict(reason, user, user.name, text, door, (need,))
+            refusal = self.refusal(user, need, source)
+            if refusal is not None:
+                return msgspec.structs.replace(refusal, door=door)
         is_reusable = found.is_signed and not self._rules.acl_of(user.name).has_sources
         return Verdict(Reason.POLICY, user, user.name, door=door, needs=needs, is_reusable=is_reusable)
+
+    def refusal(self, user: User, need: Need, source: str) -> Verdict | None:
+        """Decide about one more need of a request that is allowed; None if it is allowed as well."""
+        if not self.settings.authorization or user.is_super:
+            return None
+        decision = self._decide(user, need, source)
+        if decision is Decision.ALLOW:
+            return None
+        reason, why = (Reason.NO_POLICY, "no matched policies.") if decision is None else _DENIED
+        text = f"User:{user.name} has no permission to access {need.resource} from {source}, {why}"
+        return Verdict(reason, user, user.name, text, needs=(need,))
 
     def _decide(self, user: User, need: Need, source: str) -> Decision | None:
         key = user.name, need, source

@@ -1,6 +1,6 @@
 """The users and policies in force: those of the server's rules file, and those of ACL 1.0 files beside it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from skyroute.access.management import manage
@@ -50,6 +50,21 @@ class RulesStore:
                 rules = rules.join(parse_plain_acl(content, str(file.path)))
         self._own, self._rules = own, rules
         return rules
+
+    def add_missing(self, users: Iterable[User]) -> None:
+        """Add users whose names are not taken, and save them. For the first users, at the start.
+
+        Raises:
+            RulesError: there are too many.
+            FileReadError, FileWriteError: the disk refuses.
+        """
+        own = self._own
+        for user in users:
+            if user.name not in self._rules.users:
+                own = own.put_user(user)
+        if own is not self._own:
+            self.file.save(own)
+            self.load()
 
     def has_changed(self) -> bool:
         """Whether a file has changed since it was last read. The same invalid content is reported once."""

@@ -196,6 +196,8 @@ class Connection(asyncio.Protocol):
         if opening.proxied_address is not None:
             self.peer.address = opening.proxied_address
         self.writer.tls = opening.tls
+        if opening.tls is not None and opening.tls.certificate_names:
+            self.peer.certificate_names = opening.tls.certificate_names
         if opening.needs_context:
             self._input.pause(self._transport)
             self.context.spawn(self._open_with_context())

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 from skyroute.files.replace import replace_file
 from skyroute.remoting.limits import Limits
 from skyroute.remoting.tls_settings import TlsSettings
+from skyroute.settings.access_keys import AccessConfig, check_access
 from skyroute.settings.errors import BlackListedError, ConfigError, StartOnlyError
 from skyroute.settings.keys import (
     ALIASES,
@@ -54,7 +55,7 @@ def home_folder() -> Path:
 
 
 @dataclass(slots=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(AccessConfig):
     """The settings of one server. The server owns this object; handlers read live settings at each request.
 
     The constructor takes values in the units of the fields, unchecked. `load` takes text and checks it.
@@ -63,12 +64,16 @@ class ServerConfig:
     ENVIRONMENT: ClassVar[Mapping[str, str]] = {
         "ROCKETMQ_HOME": "rocketmqHome",
         "ROCKETMQ_SERIALIZE_TYPE": "rocketmq.serialize.type",
+        "SKYROUTE_CREDENTIALS_FILE": "innerClientAuthenticationCredentialsFile",
+        "SKYROUTE_INIT_USER_FILE": "initAuthenticationUserFile",
     }
     """Environment variables that set settings, with the lowest priority."""
     INERT: ClassVar[InertSettings] = INERT_SETTINGS
     LISTED: ClassVar[frozenset[Scope]] = frozenset({Scope.SERVER, Scope.OWN})
     """Scopes that a remote client is always shown; settings of other scopes are listed only if they are set."""
-    FIXED: ClassVar[frozenset[str]] = frozenset({"configBlackList", "rocketmqHome"})
+    FIXED: ClassVar[frozenset[str]] = frozenset(
+        {"configBlackList", "rocketmqHome", *(each.metadata["setting"].key for each in fields(AccessConfig))}
+    )
     """Keys that cannot be changed remotely."""
     PATH_FIELD: ClassVar[str]
     """Name of the field with the path to which updates are written."""
@@ -302,6 +307,7 @@ class ServerConfig:
                 parsed[key] = text
         self._check_water_marks(parsed, origin)
         self._check_proxies(parsed, origin)
+        check_access(parsed, origin)
         self._check_supported(parsed, origin)
         return parsed
 
