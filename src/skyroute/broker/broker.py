@@ -11,6 +11,7 @@ from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
 from skyroute.clock import Clock, SystemClock
 from skyroute.enforcement.enforcer import Enforcer
+from skyroute.enforcement.exposure import check_exposure
 from skyroute.files.disk import Disk
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
@@ -72,6 +73,7 @@ class Broker:
             SkyrouteError: a file, a certificate or a port cannot be used; its text says which and why.
         """
         config = self.config
+        check_exposure(config, "broker")
         advertised = find_advertised_address(config)
         tls = ServerTls(config.tls)
         self.enforcer = enforcer = Enforcer(

@@ -159,7 +159,7 @@ class BrokerMetrics:
 
     def _peers(self) -> Iterator[Metric]:
         connections = sum(server.connection_count for server in self.servers)
-        turned_away = sum(server.turned_away for server in self.servers)
+        turned_away = sum(server.turned_away + server.address_refused for server in self.servers)
         yield self._gauge("skyroute_broker_connections", "Open connections", (), [(NO_LABELS, connections)])
         yield self._counter(
             "skyroute_broker_connections_rejected", "Connections rejected", (), [(NO_LABELS, turned_away)]

@@ -52,6 +52,15 @@ def metrics_option(command: F) -> F:
     )(command)
 
 
+def secure_option(command: F) -> F:
+    """Add `--secure`."""
+    return click.option(
+        "--secure",
+        is_flag=True,
+        help="Refuse to start if other machines can connect without authentication or TLS (setting secure).",
+    )(command)
+
+
 def port_option(name: str, server: str, default: int) -> Callable[[F], F]:
     """Return an option for the port of a server."""
     text, ports = f"Port of the {server}; 0: any free port.", click.IntRange(0, 65535)

@@ -22,6 +22,7 @@ from skyroute.access.users import Password, User
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
 from skyroute.files.errors import StorageError
+from skyroute.remoting.client_meters import Allowance
 from skyroute.remoting.dispatch import Answer, Checker, Handler, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.settings.access_keys import AccessConfig, parse_codes
@@ -85,6 +86,11 @@ class Enforcer:
         self._files = asyncio.Lock()
         """Held while a thread works with the rules file."""
         self._last_problem = ""
+        self._rates = config.user_requests_per_s, config.user_bytes_per_s
+        self._allowances: dict[str, tuple[Allowance, Allowance]] = {}
+        """Requests and bytes that users may still send; there are at most as many as users."""
+        self.limited = 0
+        """Number of requests refused because of their user's rate."""
         if settings is not None:
             self._start(config, store)
 
@@ -142,13 +148,32 @@ class Enforcer:
         verdict = self._control.check(request, peer.source, peer.certificate_names, int(self._clock.wall() * 1000))
         self._verdict = verdict
         if verdict is None or verdict.is_allowed:
-            return None
+            return self._limit(request, verdict) if any(self._rates) else None
         if peer.count_refusal():
             log.info(
                 "request refused code=%d peer=%s user=%s reason=%s refusals=%d",
                 *(request.code, peer.address, verdict.name, verdict.reason, peer.refusals),
             )
         return verdict.response()
+
+    def _limit(self, request: Request, verdict: Verdict | None) -> Response | None:
+        """Return the response to a request beyond the rate of its user."""
+        if verdict is None or verdict.user is None:
+            return None
+        name, now = verdict.user.name, self._clock.monotonic()
+        allowances = self._allowances.get(name)
+        if allowances is None:
+            requests_per_s, bytes_per_s = self._rates
+            allowances = self._allowances[name] = Allowance(requests_per_s, now), Allowance(bytes_per_s, now)
+        if allowances[0].admit(1, now) and allowances[1].admit(len(request.body), now):
+            return None
+        self.limited += 1
+        requests_per_s, bytes_per_s = self._rates
+        return Response(
+            ResponseCode.SYSTEM_BUSY,
+            f"[FLOW CONTROL] User:{name} is limited to userRequestsPerSecond={requests_per_s}"
+            f" and userBytesPerSecond={bytes_per_s} (0: no limit), try again later",
+        )
 
     def require(self, topic_name: str, action: Action, peer: Peer) -> None:
         """Check that the sender of the request in hand may use one more topic: one that its record names.
@@ -242,6 +267,7 @@ class Enforcer:
     def _adopt(self) -> None:
         if self._control.adopt():
             self._generation += 1
+            self._allowances.clear()
             log.info("users and policies changed %r", self)
             self._on_change()
 

@@ -85,7 +85,7 @@ class NameServerMetrics:
     def _peers(self) -> Iterator[Metric]:
         server = self.server
         yield _gauge("connections", "Open connections", server.connection_count)
-        yield _counter("connections_rejected", "Connections rejected", server.turned_away)
+        yield _counter("connections_rejected", "Connections rejected", server.turned_away + server.address_refused)
         yield _gauge("buffered_bytes", "Bytes of incomplete frames", server.buffered_bytes)
         yield _gauge("unsent_bytes", "Bytes of responses that are not sent yet", server.unsent_bytes)
 

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from skyroute.clock import Clock, SystemClock
 from skyroute.enforcement.enforcer import Enforcer
+from skyroute.enforcement.exposure import check_exposure
 from skyroute.files.replace import ensure_replaceable
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.admin import AdminHandlers
@@ -89,6 +90,7 @@ class NameServer:
             SkyrouteError: a file, a certificate or the port cannot be used; its text says which and why.
         """
         config = self.config
+        check_exposure(config, "name server")
         ensure_replaceable(Path(config.kv_config_path))
         self.kv.load()
         self._enforcer = enforcer = self._make_enforcer()

@@ -7,6 +7,7 @@ from typing import Any
 
 from skyroute.clock import Clock
 from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
+from skyroute.remoting.client_meters import ClientMeters
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.fair_queue import FairQueue
 from skyroute.remoting.limits import ByteBudget, CloseLog, Limits
@@ -27,6 +28,8 @@ class ServerContext:
     polling: BusyPolling
     write_batch: WriteBatch
     queue: FairQueue
+    meters: ClientMeters | None
+    """What each client address uses; None if there are no limits for that."""
     on_made: Callable[[Any], None]
     on_lost: Callable[[Any, Exception | None], None]
     """Called exactly once for every connection that was made."""

@@ -8,7 +8,7 @@ from typing import Final
 from skyroute.remoting.signing import Signer
 from skyroute.settings.credentials import read_credentials, read_user
 from skyroute.settings.errors import ConfigError
-from skyroute.settings.keys import Scope, Value, setting
+from skyroute.settings.keys import LONG_MAX, Scope, Value, setting
 from skyroute.settings.networks import parse_networks
 
 _AUTHENTICATION: Final = "org.apache.rocketmq.auth.authentication."
@@ -55,6 +55,12 @@ class AccessConfig:
     audited: str = setting("auditedDecisions", Scope.AUTH, "changes", choices=("none", "refused", "changes", "all"))
     audit_file: str = setting("auditLogFile", Scope.AUTH, "")
     """The audit log; empty: `audit.log` beside the rules file."""
+
+    user_requests_per_s: int = setting("userRequestsPerSecond", Scope.AUTH, 0)
+    """Requests of one user, on all its connections; 0: no limit."""
+    user_bytes_per_s: int = setting("userBytesPerSecond", Scope.AUTH, 0, at_most=LONG_MAX)
+    secure: bool = setting("secure", Scope.AUTH, False)
+    """Refuse to start if other machines can reach the port without authentication or without TLS."""
 
     authentication_provider: str = setting(
         "authenticationProvider",
