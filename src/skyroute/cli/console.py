@@ -57,6 +57,19 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
     help="Address or network of a proxy whose X-Forwarded-For, -Proto and -Host headers are used; repeatable.",
 )
 @click.option(
+    "--user-header",
+    metavar="NAME",
+    help="Header in which a proxy, such as one for OIDC, names the signed-in user. Needs --user-header-from.",
+)
+@click.option(
+    "--user-header-from",
+    "user_header_proxies",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=_networks,
+    help="Address or network of a proxy whose --user-header is used; repeatable.",
+)
+@click.option(
     "--journal",
     "journals",
     metavar="[NAME=]FOLDER",
@@ -77,6 +90,8 @@ def console(
     sign_in: bool | None,  # noqa: FBT001 - click passes options by name
     names: tuple[str, ...],
     trusted_proxies: Networks,
+    user_header: str | None,
+    user_header_proxies: Networks,
     journals: tuple[str, ...],
     certificate: Path | None,
     key: Path | None,
@@ -92,6 +107,8 @@ def console(
     missing = missing_extra()
     if missing:
         raise click.ClickException(missing)
+    if (user_header is not None) != bool(user_header_proxies.networks):
+        raise click.UsageError("--user-header and --user-header-from need each other.")
     from skyroute.console.config import ConsoleConfig, default_folder  # noqa: PLC0415 - an extra
     from skyroute.console.server import Console  # noqa: PLC0415 - an extra
 
@@ -105,6 +122,8 @@ def console(
                 sign_in=sign_in,
                 names=names,
                 trusted_proxies=trusted_proxies,
+                user_header=user_header,
+                user_header_proxies=user_header_proxies,
                 journals=dict(map(_journal, journals)),
                 certificate=certificate,
                 key=key,
