@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.access.needs import NEEDS, SENT_TO_CLIENTS, Door, Server
+from skyroute.access.needs import CHECKED_BODY_BYTES_MAX, NEEDS, SENT_TO_CLIENTS, Door, Server
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
@@ -135,3 +135,9 @@ def test_a_request_without_the_name_has_no_needs_but_an_error() -> None:
     for code in (105, 310, 10, 11, 17, 215, 207):
         with pytest.raises(WireError):
             needs(Request(code))
+
+
+def test_a_body_with_too_many_names_is_refused() -> None:
+    long = b'{"clientID":"c","consumerDataSet":[]}' + b" " * CHECKED_BODY_BYTES_MAX
+    with pytest.raises(WireError, match="send several requests"):
+        needs(Request(RequestCode.HEART_BEAT, body=long))
