@@ -76,6 +76,14 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
     multiple=True,
     help="Journal of a name server on this machine (its memoryPath), for the route history page; repeatable.",
 )
+@click.option(
+    "--access-log",
+    "access_logs",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Audit log of a name server or broker on this machine, for the audit page; repeatable.",
+)
 @click.option("--certificate", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="TLS certificate.")
 @click.option("--key", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="TLS private key.")
 @client_options
@@ -93,6 +101,7 @@ def console(
     user_header: str | None,
     user_header_proxies: Networks,
     journals: tuple[str, ...],
+    access_logs: tuple[Path, ...],
     certificate: Path | None,
     key: Path | None,
     client: ClientArguments,
@@ -125,6 +134,7 @@ def console(
                 user_header=user_header,
                 user_header_proxies=user_header_proxies,
                 journals=dict(map(_journal, journals)),
+                access_logs=access_logs,
                 certificate=certificate,
                 key=key,
                 client=client,

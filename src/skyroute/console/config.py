@@ -63,6 +63,8 @@ class ConsoleConfig:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     journals: Mapping[str, Path] = field(default_factory=dict)
     """Journal folders of name servers, by the name that pages show."""
+    access_logs: Sequence[Path] = ()
+    """Audit logs of servers on this machine, whose decisions the audit page shows."""
     certificate: Path | None = None
     key: Path | None = None
     client: ClientArguments = field(default_factory=ClientArguments)
