@@ -1,7 +1,7 @@
 """Access control of one server: the gate, the rules it reads, and the audit log it fills."""
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from skyroute.access.audit_log import AuditLog
@@ -43,21 +43,23 @@ class AccessControl:
         self._audit_log = audit_log
         self._server = server
 
-    def check(self, request: Request, source: str, certificate_names: Sequence[str], time_ms: int) -> Verdict | None:
+    def check(
+        self, request: Request, source: str, certificate_names: Sequence[str], now_ms: Callable[[], int]
+    ) -> Verdict | None:
         """Decide about a request, and record the decision if the settings ask for it; None if authentication is off.
 
         Args:
             request: The request, with all its fields.
             source: The IP address that it came from, without a port.
             certificate_names: Names in the checked client certificate, if there is one.
-            time_ms: The time, for the audit log.
+            now_ms: Returns the time, for the audit log.
         """
         gate = self.gate
         if gate is None:
             return None
         verdict = gate.check(request, source, certificate_names)
-        if self._audit_log is not None:
-            record = gate.audit(verdict, request, server=self._server, source=source, time_ms=time_ms)
+        if self._audit_log is not None and gate.is_audited(verdict, request.code):
+            record = gate.audit(verdict, request, server=self._server, source=source, time_ms=now_ms())
             if record is not None:
                 self._audit_log.put(record)
         return verdict

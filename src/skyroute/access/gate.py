@@ -21,7 +21,9 @@ from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import WireError
 
 DECISIONS_MAX: Final = 10_000
-"""Maximum number of remembered decisions; then all are forgotten."""
+"""Maximum number of remembered decisions, and of remembered verdicts; then all are forgotten."""
+REMEMBERED_CHARS_MAX: Final = 255
+"""Maximum length of a field whose verdict is remembered."""
 AUDITED_NEEDS_MAX: Final = 10
 """Maximum number of needs in one audit record: a heartbeat may have thousands."""
 
@@ -147,6 +149,8 @@ class Gate:
         self._rules = rules
         self._table = table
         self._decisions: dict[tuple[str, Need, str], Decision | None] = {}
+        self._verdicts: dict[tuple[str | int | None, ...], Verdict] = {}
+        """Verdicts by user, code, source, and the fields on which the needs depend."""
         self.counts: Counter[Reason] = Counter()
         """Number of decisions by reason."""
 
@@ -159,6 +163,7 @@ class Gate:
         """Replace the rules. The caller must also drop cached responses, which may be forbidden now."""
         self._rules = rules
         self._decisions.clear()
+        self._verdicts.clear()
 
     def check(self, request: Request, source: str, certificate_names: Sequence[str] = ()) -> Verdict:
         """Decide about a request.
@@ -202,6 +207,22 @@ class Gate:
         if row is None:
             text = f"User:{user.name} has no permission for request code {request.code}."
             return Verdict(Reason.NOT_IN_TABLE, user, user.name, text, door)
+        if row.fields is None:
+            return self._weigh(request, source, found, row)
+        values = [*map(request.fields.get, row.fields)]
+        key = (user.name, request.code, source, found.is_signed, *values)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._weigh(request, source, found, row)
+            if all(value is None or len(value) <= REMEMBERED_CHARS_MAX for value in values):
+                if len(self._verdicts) >= DECISIONS_MAX:
+                    self._verdicts.clear()
+                self._verdicts[key] = verdict
+        return verdict
+
+    def _weigh(self, request: Request, source: str, found: Authenticated, row: Row) -> Verdict:
+        """Compare what a request needs with the policies of its user."""
+        user, door = found.user, row.door
         try:
             needs = row.needs(request, self.settings.cluster)
         except WireError as error:
@@ -239,7 +260,7 @@ class Gate:
         self, verdict: Verdict, request: Request, *, server: str, source: str, time_ms: int
     ) -> AuditRecord | None:
         """Return the audit record of a decision; None if the settings do not ask for one."""
-        if not self._is_audited(verdict, request.code):
+        if not self.is_audited(verdict, request.code):
             return None
         return AuditRecord(
             time_ms=time_ms,
@@ -254,7 +275,8 @@ class Gate:
             reason=verdict.reason.value,
         )
 
-    def _is_audited(self, verdict: Verdict, code: int) -> bool:
+    def is_audited(self, verdict: Verdict, code: int) -> bool:
+        """Return whether the settings ask for an audit record of a decision."""
         audited = self.settings.audited
         if not verdict.is_allowed or audited is Audited.ALL:
             return True

@@ -4,7 +4,7 @@ A code without a row is refused to ordinary users. `docs/security.md` shows this
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
@@ -64,6 +64,8 @@ class Part:
     text: str
     """For the table in the documentation."""
     find: Find
+    fields: tuple[str, ...] | None = None
+    """The fields on which its needs depend; None if they depend on more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,14 @@ class Row:
     server: Server
     door: Door
     parts: tuple[Part, ...]
+    fields: tuple[str, ...] | None = field(init=False)
+    """The fields on which its needs depend, so that a decision can be remembered by them; None: on more than these."""
+
+    def __post_init__(self) -> None:
+        found = [part.fields for part in self.parts]
+        known = [names for names in found if names is not None]
+        names = tuple(name for each in known for name in each) if len(known) == len(found) else None
+        object.__setattr__(self, "fields", names)
 
     @property
     def text(self) -> str:
@@ -148,7 +158,7 @@ def _field(
             if one:
                 yield make(one, wanted)
 
-    return Part(f"{kind} in `{name}`: {_words(actions)}", find)
+    return Part(f"{kind} in `{name}`: {_words(actions)}", find, (name,))
 
 
 def _topic(name: str, *actions: Action) -> Part:
@@ -162,7 +172,7 @@ def _group(name: str, *actions: Action) -> Part:
 def _cluster(*actions: Action) -> Part:
     """The cluster of the server."""
     wanted = frozenset(actions)
-    return Part(f"Cluster: {_words(actions)}", lambda _request, name: (Need(cluster(name), wanted),))
+    return Part(f"Cluster: {_words(actions)}", lambda _request, name: (Need(cluster(name), wanted),), ())
 
 
 def _named_cluster(*actions: Action) -> Part:
@@ -175,7 +185,8 @@ def _named_cluster(*actions: Action) -> Part:
 def _every(kind: ResourceKind, *actions: Action) -> Part:
     """All topics or groups."""
     wanted = frozenset(actions)
-    return Part(f"every {kind}: {_words(actions)}", lambda _request, _cluster: (Need(Resource(kind, _EVERY), wanted),))
+    all_of_kind = (Need(Resource(kind, _EVERY), wanted),)
+    return Part(f"every {kind}: {_words(actions)}", lambda _request, _cluster: all_of_kind, ())
 
 
 def _if_given(part: Part, name: str, otherwise: Part | None = None) -> Part:
@@ -186,7 +197,10 @@ def _if_given(part: Part, name: str, otherwise: Part | None = None) -> Part:
             return part.find(request, cluster_name)
         return () if otherwise is None else otherwise.find(request, cluster_name)
 
-    return Part(f"{part.text}{' if given' if otherwise is None else f'; without it, {otherwise.text}'}", find)
+    text = f"{part.text}{' if given' if otherwise is None else f'; without it, {otherwise.text}'}"
+    others = () if otherwise is None else otherwise.fields
+    names = None if part.fields is None or others is None else (name, *part.fields, *others)
+    return Part(text, find, names)
 
 
 def _send(short: bool) -> Part:  # noqa: FBT001 - a helper of this table
@@ -199,7 +213,7 @@ def _send(short: bool) -> Part:  # noqa: FBT001 - a helper of this table
             raise FieldError("topic is required")
         yield _topic_need(value, _PUB)
 
-    return Part(f"Topic in `{name}`: Pub", find)
+    return Part(f"Topic in `{name}`: Pub", find, (name,))
 
 
 def _heartbeat(request: Request, _cluster: str) -> Iterator[Need]:

@@ -145,7 +145,7 @@ class Enforcer:
     def check(self, request: Request, peer: Peer) -> Response | None:
         """Return the response that refuses a request; None if it is allowed."""
         self._verdict = None  # if this fails, no handler may go by an earlier decision
-        verdict = self._control.check(request, peer.source, peer.certificate_names, int(self._clock.wall() * 1000))
+        verdict = self._control.check(request, peer.source, peer.certificate_names, self._now_ms)
         self._verdict = verdict
         if verdict is None or verdict.is_allowed:
             return self._limit(request, verdict) if any(self._rates) else None
@@ -155,6 +155,9 @@ class Enforcer:
                 *(request.code, peer.address, verdict.name, verdict.reason, peer.refusals),
             )
         return verdict.response()
+
+    def _now_ms(self) -> int:
+        return int(self._clock.wall() * 1000)
 
     def _limit(self, request: Request, verdict: Verdict | None) -> Response | None:
         """Return the response to a request beyond the rate of its user."""

@@ -20,8 +20,16 @@ class ResponseWriter:
     """Collects output in the outbox, writes it at the end of the turn, and counts what the peer does not read."""
 
     __slots__ = (
-        *("_blocked_at", "_blocked_bytes", "_context", "_conversation", "_peer", "_seen_unsent", "_transport"),
-        *("_unsent", "is_blocked", "tls"),
+        "_blocked_at",
+        "_blocked_bytes",
+        "_context",
+        "_conversation",
+        "_peer",
+        "_seen_unsent",
+        "_transport",
+        "_unsent",
+        "is_blocked",
+        "tls",
     )
 
     def __init__(self, peer: Peer, conversation: Conversation[Any], context: ServerContext) -> None:

@@ -38,7 +38,7 @@ class Server:
         )
 
     def is_allowed(self, request: Request) -> bool:
-        verdict = self.control.check(request, "10.0.0.1", (), 7)
+        verdict = self.control.check(request, "10.0.0.1", (), lambda: 7)
         assert verdict is not None
         return verdict.is_allowed
 
@@ -91,7 +91,7 @@ def test_a_changed_file_is_read_and_an_invalid_one_is_not(server: Server) -> Non
 
 def test_without_authentication_users_are_managed_from_this_machine_only(tmp_path: Path) -> None:
     control = AccessControl(None, RulesStore(tmp_path / "access.json"))
-    assert control.check(Request(25), "10.0.0.1", (), 7) is None
+    assert control.check(Request(25), "10.0.0.1", (), lambda: 7) is None
     create = encode_create_user(UserBody("bob", "bob-secret", "Super"))
     for source in ("10.0.0.1", "?", "fd00::1"):
         assert control.manage(create, source, None).code == 16
