@@ -6,6 +6,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -21,7 +22,7 @@ from tests.support.signing import ALICE, BOB, ROOT, allow, create_user
 from tests.support.waiting import eventually
 
 NO_PERMISSION = 16
-DOORS = {"authentication_enabled": True, "authorization_enabled": True, "init_user": ROOT.json}
+DOORS: dict[str, Any] = {"authentication_enabled": True, "authorization_enabled": True, "init_user": ROOT.json}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import logging
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ async def test_connections_without_a_request_do_not_shut_others_out(tmp_path: Pa
 
 
 async def test_a_greedy_address_is_slowed_down_and_others_are_not(tmp_path: Path) -> None:
-    settings = {"listen_port": 0, "bind_address": "127.0.0.1", **own_files(tmp_path)}
+    settings: dict[str, Any] = {"listen_port": 0, "bind_address": "127.0.0.1", **own_files(tmp_path)}
     server = NameServer(NameServerConfig(**settings, address_requests_per_s=100))
     await server.start()
     try:
@@ -87,7 +88,7 @@ async def test_a_greedy_address_is_slowed_down_and_others_are_not(tmp_path: Path
 
 
 async def test_exempt_addresses_have_no_limits(tmp_path: Path) -> None:
-    limits = {"address_connections_max": 1, "limit_exempt_addresses": "127.0.0.0/8"}
+    limits: dict[str, Any] = {"address_connections_max": 1, "limit_exempt_addresses": "127.0.0.0/8"}
     async with (
         running(tmp_path, **limits) as here,
         connection_to(here.address) as first,
@@ -98,7 +99,7 @@ async def test_exempt_addresses_have_no_limits(tmp_path: Path) -> None:
 
 
 async def test_a_user_beyond_its_rate_is_told_to_try_later(tmp_path: Path) -> None:
-    settings = {"authentication_enabled": True, "init_user": ROOT.json, "user_requests_per_s": 3}
+    settings: dict[str, Any] = {"authentication_enabled": True, "init_user": ROOT.json, "user_requests_per_s": 3}
     async with running(tmp_path, **settings) as here, connection_to(here.address) as line:
         codes = [(await line.call(ROOT.call(319))).code for _ in range(6)]
         assert codes == [0, 0, 0, 0, 2, 2]

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -24,7 +25,7 @@ from tests.support.signing import ALICE, BOB, ROOT, Key, allow, create_user
 from tests.support.waiting import eventually
 
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
-GUARDED = {"authentication_enabled": True, "authorization_enabled": True, "init_user": ROOT.json}
+GUARDED: dict[str, Any] = {"authentication_enabled": True, "authorization_enabled": True, "init_user": ROOT.json}
 
 
 class Load:

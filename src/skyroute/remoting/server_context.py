@@ -28,10 +28,10 @@ class ServerContext:
     polling: BusyPolling
     write_batch: WriteBatch
     queue: FairQueue
-    meters: ClientMeters | None
-    """What each client address uses; None if there are no limits for that."""
     on_made: Callable[[Any], None]
     on_lost: Callable[[Any, Exception | None], None]
     """Called exactly once for every connection that was made."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs a coroutine until it ends or the server stops."""
+    meters: ClientMeters | None = None
+    """What each client address uses; None if there are no limits for that."""

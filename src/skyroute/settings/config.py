@@ -265,7 +265,11 @@ class ServerConfig(AccessConfig):
             raise ConfigError(f"the update has {len(text)} characters (expected at most {UPDATE_CHARS_MAX})")
         properties = dict(_under_own_names(parse_properties(text)))
         # A client that reaches the port must not weaken TLS for the next start.
-        refused = frozenset(key for key in properties if key in self._black_list or key.startswith("tls."))
+        refused = frozenset(
+            key
+            for key, value in properties.items()
+            if (key in self._black_list and value.strip() != HIDDEN) or key.startswith("tls.")
+        )
         if refused:
             raise BlackListedError(refused)
 

@@ -23,7 +23,7 @@ from tests.support.servers import running
 from tests.support.signing import ALICE, ROOT, Key, allow, create_user
 
 NO_PERMISSION = 16
-GUARDED = {"authentication_enabled": True, "authorization_enabled": True, "init_user": ROOT.json}
+GUARDED: dict[str, Any] = {"authentication_enabled": True, "authorization_enabled": True, "init_user": ROOT.json}
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ async def test_a_suspended_pull_survives_a_change_that_does_not_concern_it(
 
 
 async def test_keys_are_not_forwarded_to_consumers(line: AsyncConnection, guarded: Cluster) -> None:
-    consumer = {"groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
+    consumer: dict[str, Any] = {"groupName": "g", "consumeType": "CONSUME_PASSIVELY", "messageModel": "CLUSTERING"}
     consumer |= {"consumeFromWhere": "CONSUME_FROM_FIRST_OFFSET", "subscriptionDataSet": [], "unitMode": False}
     beat = {"clientID": "c1", "producerDataSet": [], "consumerDataSet": [consumer]}
     assert (await line.call(ALICE.sign(Request(34, body=json.dumps(beat).encode())))).code == 0
