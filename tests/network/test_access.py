@@ -15,8 +15,10 @@ from skyroute.access.errors import RulesError, SettingsError
 from skyroute.remoting.tls_settings import ClientAuth
 from tests.network.certificates import Files
 from tests.network.cluster import CLUSTER, MASTER, route, topics
+from tests.support.apache import free_port
 from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Request
+from tests.support.scraping import page
 from tests.support.servers import Running, running
 from tests.support.signing import ALICE, BOB, ROOT, allow, create_user
 from tests.support.waiting import eventually
@@ -248,3 +250,13 @@ async def test_a_hundred_refusals_do_not_fill_the_log(line: AsyncConnection, cap
     for _ in range(100):
         await line.call(319)
     assert sum("request refused" in message for message in caplog.messages) == 7
+
+
+async def test_decisions_are_counted_by_reason(tmp_path: Path) -> None:
+    pages = free_port()
+    async with running(tmp_path, **DOORS, metrics_port=pages) as here, connection_to(here.address) as line:
+        await line.call(319)
+        await line.call(ROOT.call(319))
+        _, text = await page(f"127.0.0.1:{pages}", "/metrics")
+    assert 'rocketmq_namesrv_access_decisions_total{reason="no_user"} 1.0' in text
+    assert 'rocketmq_namesrv_access_decisions_total{reason="super_user"} 1.0' in text

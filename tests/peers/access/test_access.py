@@ -59,7 +59,8 @@ async def outcome(clients: PeerClients, place: Place, topic: str) -> str:
 
 
 def _is_refusal(text: str) -> bool:
-    texts = ("check signature failed", "has no permission", "is not found", "cannot be null")
+    # Node sends four times and gives no reason.
+    texts = ("check signature failed", "has no permission", "is not found", "cannot be null", "times, still failed")
     return any(each in text for each in texts)
 
 
