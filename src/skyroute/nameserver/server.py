@@ -9,6 +9,7 @@ from typing import Final
 from uuid import uuid4
 
 from skyroute.clock import Clock, SystemClock
+from skyroute.files.disk import Disk
 from skyroute.files.replace import ensure_replaceable
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.event_log import log_events
@@ -49,8 +50,16 @@ REQUEST_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 
 class NameServer:
     """One name server. `start` it inside a running loop, `stop` it there; it can be embedded in any program."""
 
-    def __init__(self, config: NameServerConfig, *, upstream: Sequence[str] = (), clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: NameServerConfig,
+        *,
+        upstream: Sequence[str] = (),
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+    ) -> None:
         self.config = config
+        self._disk = disk
         self.clock = clock or SystemClock()
         self.table = RouteTable(
             brokers_max=config.brokers_max,
@@ -203,7 +212,7 @@ class NameServer:
         settings = self.config.memory
         if settings is not None:
             address = join_address(self.config.bind_address, port)
-            self._memory = Persistence.open(settings, self.clock, self.table, address)
+            self._memory = Persistence.open(settings, self.clock, self.table, address, self._disk)
             self._routes.is_warm = self._is_settling = self.table.unconfirmed_count > 0
             self._routes.known_before = frozenset(self.table.topics)
 

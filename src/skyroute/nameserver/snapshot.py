@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from skyroute.files.disk import Disk
 from skyroute.files.replace import replace_file
 from skyroute.nameserver.errors import SnapshotError
 from skyroute.routing.errors import ImageError
@@ -88,13 +89,13 @@ def decode_snapshot(content: bytes) -> tuple[Header, TableImage]:
     return header, image
 
 
-def write_snapshot(path: Path, lines: Sequence[bytes]) -> None:
+def write_snapshot(path: Path, lines: Sequence[bytes], disk: Disk | None = None) -> None:
     """Put a new snapshot in the place of the old one, on disk before this returns.
 
     Raises:
         FileWriteError: The disk refused, and the old one is still there.
     """
-    replace_file(path, lines, keep_backup=False)
+    replace_file(path, lines, keep_backup=False, disk=disk or Disk())
 
 
 def _to_line(group: GroupImage) -> _Group:

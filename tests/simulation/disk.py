@@ -1,0 +1,250 @@
+"""A simulated disk: real files, of which a power failure loses or tears what was not synced."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError, FileWriteError
+
+SECTOR: Final = 512
+"""A power failure keeps or loses whole sectors; a write of several may be torn between any two."""
+
+_SEGMENT_FOLDERS: Final = frozenset({"commitlog", "consumequeue", "batchconsumequeue", "journal"})
+"""Folders whose files are written through the disk only. Others may be written through a mapping, which is not seen."""
+
+
+class DeadDiskError(FileWriteError):
+    """The machine was switched off: nothing is written any more."""
+
+
+@dataclass(slots=True)
+class _SyncedFile:
+    """What a power failure cannot take."""
+
+    path: Path
+    content: bytearray = field(default_factory=bytearray)
+    dirty: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges written since the last sync, if all writes go through the disk."""
+    is_mapped: bool = False
+    """Writes go through a mapping, unseen: compare all of it."""
+
+
+@dataclass(slots=True)
+class DiskFaults:
+    """Faults of one disk; a scenario changes them while it runs."""
+
+    is_full: bool = False
+    sync_s: tuple[float, float] = (0.0001, 0.003)
+    slow_share: float = 0.0
+    """The share of syncs that take up to `slow_s`."""
+    slow_s: float = 8.0
+    fails_next_sync: bool = False
+    """The next sync fails, and what was written since the last one is lost at a power failure."""
+
+
+class SimDisk(Disk):
+    """The disk of one machine. All its files are below `folder`.
+
+    Names are durable at once, as with a journaling file system; contents after a sync only. `crash` makes the files
+    what a restarted machine finds.
+    """
+
+    def __init__(self, folder: Path, rng: random.Random, sleep: Callable[[float], None]) -> None:
+        self.folder = folder
+        self.faults = DiskFaults()
+        self.is_dead = False
+        self.syncs = 0
+        self.lost_sectors = 0
+        self._rng = rng
+        self._sleep = sleep
+        self._boots = 1
+        self._files: dict[int, _SyncedFile] = {}
+        """By inode."""
+
+    def _check(self, *, needs_space: bool = False) -> None:
+        if self.is_dead:
+            raise DeadDiskError("the machine is switched off")
+        if needs_space and self.faults.is_full:
+            raise DiskFullError("no space left on the simulated disk")
+
+    def _file(self, descriptor: int) -> _SyncedFile:
+        inode = os.fstat(descriptor).st_ino
+        found = self._files.get(inode)
+        if found is None:  # an older file, all of which is on disk
+            content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+            found = self._files[inode] = _SyncedFile(
+                Path(os.readlink(f"/proc/self/fd/{descriptor}")), bytearray(content)
+            )
+        return found
+
+    def _add(self, path: Path, descriptor: int) -> None:
+        """Note a new file: its name is on disk, none of its content."""
+        self._files[os.fstat(descriptor).st_ino] = _SyncedFile(path, is_mapped=not _SEGMENT_FOLDERS & {*path.parts})
+
+    def open(self, path: Path, size: int) -> int:
+        self._check()
+        existed = path.exists()
+        descriptor = super().open(path, size)
+        if not existed:
+            self._add(path, descriptor)
+        else:
+            self._file(descriptor).is_mapped = not _SEGMENT_FOLDERS & {*path.parts}
+        return descriptor
+
+    def create(self, path: Path, *, like: Path | None = None) -> int:
+        self._check(needs_space=True)
+        descriptor = super().create(path, like=like)
+        self._add(path, descriptor)
+        return descriptor
+
+    def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
+        self._check(needs_space=True)
+        self._file(descriptor).dirty.append((at, at + len(data)))
+        super().write(descriptor, data, at)
+
+    def reserve(self, descriptor: int, size: int) -> None:
+        self._check(needs_space=True)
+        self._file(descriptor).is_mapped = True
+        super().reserve(descriptor, size)
+
+    def cut(self, descriptor: int, at: int, size: int) -> None:
+        self._check()
+        before = os.fstat(descriptor).st_size
+        self._file(descriptor).dirty.append((at, max(before, size)))
+        super().cut(descriptor, at, size)
+
+    def sync(self, descriptor: int) -> None:
+        self._check()
+        self.syncs += 1
+        faults = self.faults
+        is_slow = self._rng.random() < faults.slow_share
+        self._sleep(self._rng.uniform(*faults.sync_s) if not is_slow else self._rng.uniform(0.05, faults.slow_s))
+        self._check()  # the machine may have been switched off meanwhile
+        known = self._file(descriptor)
+        if faults.fails_next_sync:
+            faults.fails_next_sync = False
+            raise FileWriteError("this sync fails on the simulated disk")
+        size = os.fstat(descriptor).st_size
+        content = known.content
+        if len(content) > size:
+            del content[size:]
+        elif len(content) < size:
+            content.extend(bytes(size - len(content)))
+        if known.is_mapped:
+            content[:] = os.pread(descriptor, size, 0)
+        else:
+            for start, stop in known.dirty:
+                stop = min(stop, size)
+                if start < stop:
+                    content[start:stop] = os.pread(descriptor, stop - start, start)
+        known.dirty.clear()
+
+    def sync_folder(self, folder: Path) -> None:
+        self._check()
+
+    def make_folder(self, folder: Path) -> None:
+        self._check()
+        super().make_folder(folder)
+
+    def remove(self, path: Path) -> None:
+        self._check()
+        try:
+            status = path.stat()
+        except OSError:
+            pass
+        else:
+            if status.st_nlink == 1:
+                self._files.pop(status.st_ino, None)
+        super().remove(path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._check()
+        try:
+            replaced = target.stat()
+        except OSError:
+            pass
+        else:
+            if replaced.st_nlink == 1 and replaced.st_ino != source.stat().st_ino:
+                self._files.pop(replaced.st_ino, None)
+        super().replace(source, target)
+        known = self._files.get(target.stat().st_ino)
+        if known is not None:
+            known.path = target
+
+    def link(self, source: Path, target: Path) -> bool:
+        self._check()
+        return super().link(source, target)
+
+    def boot_id(self) -> str:
+        return f"boot-{self._boots}"
+
+    def used_ratio(self, folder: Path) -> float:
+        return 0.95 if self.faults.is_full else 0.1
+
+    # Faults
+
+    def die(self) -> None:
+        """Refuse everything from now on. The files stay as they are: the process died, the machine did not."""
+        self.is_dead = True
+
+    def revive(self) -> None:
+        """Work again, for the next process."""
+        self.is_dead = False
+
+    def crash(self) -> None:
+        """Lose or tear what was not synced, and count a boot. Call it while nothing has the files open."""
+        self._boots += 1
+        for path in sorted(each for each in self.folder.rglob("*") if each.is_file()):
+            known = self._files.get(path.stat().st_ino)
+            if known is not None:
+                self._lose(path, known)
+        self._files.clear()
+        for path in sorted(each for each in self.folder.rglob("*") if each.is_file()):
+            # The machine has written all that it found; from here on it is on disk.
+            status = path.stat()
+            self._files[status.st_ino] = _SyncedFile(path, bytearray(path.read_bytes()))
+
+    def _lose(self, path: Path, known: _SyncedFile) -> None:
+        now = path.read_bytes()
+        old = known.content.ljust(len(now), b"\0")[: len(now)]
+        if now == old:
+            return
+        after = bytearray(now)
+        keeps = self._rng.choice((0.0, 0.5, 0.9))
+        changed = self._changed_sectors(now, old, known)
+        for start in changed:
+            if self._rng.random() >= keeps:
+                stop = min(start + SECTOR, len(now))
+                after[start:stop] = old[start:stop]
+                self.lost_sectors += 1
+        path.write_bytes(after)
+
+    @staticmethod
+    def _changed_sectors(now: bytes, old: bytes | bytearray, known: _SyncedFile) -> list[int]:
+        ranges = [(0, len(now))] if known.is_mapped else known.dirty
+        sectors: dict[int, None] = {}
+        for begin, end in ranges:
+            for start in range(begin // SECTOR * SECTOR, min(end, len(now)), SECTOR):
+                if now[start : start + SECTOR] != old[start : start + SECTOR]:
+                    sectors[start] = None
+        return list(sectors)
+
+    def flip_bit(self, pattern: str) -> Path | None:
+        """Flip one bit in a file that matches a glob pattern; return its path."""
+        found = sorted(path for path in self.folder.glob(pattern) if path.is_file() and path.stat().st_size)
+        if not found:
+            return None
+        path = self._rng.choice(found)
+        with path.open("r+b") as file:
+            content = file.read()
+            written = len(content.rstrip(b"\0")) or 1
+            at = self._rng.randrange(written)
+            file.seek(at)
+            file.write(bytes([content[at] ^ (1 << self._rng.randrange(8))]))
+        return path
