@@ -40,12 +40,16 @@ class World:
         self.network = SimNetwork(self.loop, random.Random(f"network {seed}"), self.trace)
         self.loop.network = self.network
         self.threads = SimThreading(self.loop)
+        self.trace_lines: list[str] | None = None
+        """All of the trace, to find where two runs differ; None: only its hash is kept."""
         self.log: list[str] = []
         """Faults and other steps of the scenario, for people."""
 
     def trace(self, line: str) -> None:
         """Add an event to the hash that two runs of one seed must share."""
         self._hash.update(line.encode())
+        if self.trace_lines is not None:
+            self.trace_lines.append(line)
 
     @property
     def trace_hash(self) -> str:

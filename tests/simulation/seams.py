@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from unittest import mock
 
+from skyroute.broker.delivery.long_polling import SuspendedPull
 from skyroute.nameserver import server as name_server
 from skyroute.nameserver.journal import recorder
 from skyroute.remoting import busy_polling
@@ -50,6 +51,7 @@ def simulated(loop: SimLoop, threads: SimThreading, seed: int) -> Iterator[None]
         for target, name, value in (
             (remoting_client, "monotonic", loop.time),
             (remoting_client.Channel, "__hash__", _hash_by_number(count(1))),
+            (SuspendedPull, "__hash__", _hash_by_number(count(1))),
             (remoting_server, "_numbers", count(1)),
             (busy_polling, "POLLS", 1),
             (recorder, "threading", threads),

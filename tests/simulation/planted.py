@@ -1,0 +1,173 @@
+"""Planted bugs: one for each invariant. A checker that finds none of them checks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+from unittest import mock
+
+import msgspec
+
+from skyroute.broker.scheduling.delay_levels import DelayLevels
+from skyroute.broker.store.flush import Flush
+from skyroute.broker.transactions.transactions import Transactions
+from skyroute.client.consuming.membership import GroupMembership
+from skyroute.client.consuming.push.message_buffer import MessageBuffer
+from skyroute.client.producing.queue_selection import subscribe_queues
+from skyroute.client.producing.producer import Producer
+from skyroute.message.message import StoredMessage
+from skyroute.message.queue_ref import QueueRef
+from skyroute.nameserver.persistence import Persistence
+from skyroute.nameserver.route_history import RouteHistory
+from skyroute.nameserver.server_events import Change
+from skyroute.routing.events import BrokerLeft
+from skyroute.routing.groups import Member
+from skyroute.routing.leases import Leases
+from skyroute.routing.table import RouteTable
+from skyroute.wire.calls.transaction import TransactionEnd, TransactionOutcome
+from skyroute.wire.calls.watch import RouteChange
+from tests.simulation.scenario import Plan
+
+Patch = AbstractContextManager[Any]
+
+_CALM: Final = Plan(load_s=120.0, gap_s=4.0, fault_gap_s=0.0, handler_failures=0.0, settle_s=60.0)
+"""No fault: nothing excuses a redelivery."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedBug:
+    """A bug, the checker that must find it, and a run in which it shows."""
+
+    name: str
+    invariant: str
+    plan: Plan
+    plant: Callable[[], Patch]
+
+
+def _forget_to_sync() -> Patch:
+    return mock.patch.object(Flush, "run", Flush.cancel)
+
+
+def _send_again_after_success() -> Patch:
+    send, calls = Producer._send, count(1)
+
+    async def send_twice(self: Producer, *arguments: Any) -> Any:
+        if next(calls) % 10 == 0:
+            await send(self, *arguments)
+        return await send(self, *arguments)
+
+    return mock.patch.object(Producer, "_send", send_twice)
+
+
+def _take_the_newest_first() -> Patch:
+    def take(self: MessageBuffer, count_max: int) -> list[StoredMessage]:
+        return [self._waiting.pop()] if self._waiting else []
+
+    return mock.patch.object(MessageBuffer, "take", take)
+
+
+def _take_all_queues() -> Patch:
+    async def share_of(self: GroupMembership, topic: str) -> frozenset[QueueRef]:
+        return frozenset(subscribe_queues(topic, await self._session.routes.find(topic)))
+
+    return mock.patch.object(GroupMembership, "share_of", share_of)
+
+
+def _keep_dead_brokers() -> Patch:
+    nothing: Callable[[RouteTable, float], tuple[()]] = lambda *_: ()  # noqa: E731 - a value for the patch
+    return mock.patch.multiple(RouteTable, evict_expired=nothing, drop_holder=nothing)
+
+
+def _let_old_connections_end_brokers() -> Patch:
+    """A connection that ends takes every broker with it that ever spoke through it."""
+    hand_over, held_by = Leases.hand_over, Leases.held_by
+    former: dict[int, list[Member]] = {}
+
+    def note_and_hand_over(self: Leases, member: Member, holder: int) -> None:
+        former.setdefault(member.holder, []).append(member)
+        hand_over(self, member, holder)
+
+    def held_ever(self: Leases, holder: int) -> Iterable[Member]:
+        older = [member for member in former.get(holder, ()) if self.find(member.key) is member]
+        return dict.fromkeys([*held_by(self, holder), *older])
+
+    return mock.patch.multiple(Leases, hand_over=note_and_hand_over, held_by=held_ever)
+
+
+def _report_changes_again() -> Patch:
+    since = RouteHistory.since
+
+    def since_one_before(
+        self: RouteHistory, revision: int, topics: Collection[str] | None
+    ) -> tuple[tuple[RouteChange, ...], int]:
+        return since(self, max(self.floor, revision - 1), topics)
+
+    return mock.patch.object(RouteHistory, "since", since_one_before)
+
+
+def _do_not_record_departures() -> Patch:
+    record = Persistence.record
+
+    def record_arrivals(self: Persistence, changes: Collection[Change]) -> None:
+        record(self, [change for change in changes if not isinstance(change, BrokerLeft)])
+
+    return mock.patch.object(Persistence, "record", record_arrivals)
+
+
+def _deliver_early() -> Patch:
+    deliver_due = DelayLevels.deliver_due
+    return mock.patch.object(DelayLevels, "deliver_due", lambda self, now_ms: deliver_due(self, now_ms + 900))
+
+
+def _commit_what_is_rolled_back() -> Patch:
+    end = Transactions.end
+
+    def commit(self: Transactions, word: TransactionEnd, now_ms: int) -> None:
+        if word.outcome is TransactionOutcome.ROLLBACK:
+            word = msgspec.structs.replace(word, outcome=TransactionOutcome.COMMIT)
+        end(self, word, now_ms)
+
+    return mock.patch.object(Transactions, "end", commit)
+
+
+def _faulty(*faults: str, load_s: float = 600.0, settle_s: float = 120.0, fault_gap_s: float = 60.0) -> Plan:
+    return Plan(
+        load_s=load_s, gap_s=4.0, fault_gap_s=fault_gap_s, faults=faults, sync_flush=True, settle_s=settle_s
+    )
+
+
+PLANTED: Final = (
+    PlantedBug(
+        "acknowledge before the disk has it",
+        "no acknowledged message lost",
+        _faulty("kill_broker", fault_gap_s=20.0),
+        _forget_to_sync,
+    ),
+    PlantedBug("send again after success", "delivered at least once only", _CALM, _send_again_after_success),
+    PlantedBug("take the newest first", "ordered consumption ordered", _CALM, _take_the_newest_first),
+    PlantedBug("take all queues", "no queue with two owners", _CALM, _take_all_queues),
+    PlantedBug(
+        "keep dead brokers",
+        "routes converge within a lease",
+        _faulty("kill_broker", "partition", load_s=1200.0),
+        _keep_dead_brokers,
+    ),
+    PlantedBug(
+        "let old connections end brokers",
+        "routes converge within a lease",
+        _faulty("partition", load_s=1800.0, fault_gap_s=200.0),
+        _let_old_connections_end_brokers,
+    ),
+    PlantedBug("report changes again", "watch revisions ordered", _faulty("kill_broker"), _report_changes_again),
+    PlantedBug(
+        "do not record departures",
+        "journal replay equals the table",
+        _faulty("kill_broker"),
+        _do_not_record_departures,
+    ),
+    PlantedBug("deliver early", "delayed never early", _CALM, _deliver_early),
+    PlantedBug("commit what is rolled back", "half messages end once", _CALM, _commit_what_is_rolled_back),
+)
