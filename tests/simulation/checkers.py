@@ -90,6 +90,13 @@ def routes_converge_within_a_lease(history: History) -> Iterator[str]:
             yield f"{each.at:.0f} s: {each.name_server} lists {each.broker}, gone for {each.for_s:.0f} s"
 
 
+def fresh_registration_stays(history: History) -> Iterator[str]:
+    """No old event removes a broker: it is listed while the connection of its last registration is open."""
+    for each in history.registration_samples:
+        if not each.is_listed:
+            yield f"{each.at:.0f} s: {each.name_server} does not list {each.broker}, whose connection is open"
+
+
 def watch_revisions_ordered(history: History) -> Iterator[str]:
     """In one life of a name server, revisions only grow, and no change is reported twice."""
     newest: dict[tuple[str, str], int] = {}
@@ -143,6 +150,7 @@ CHECKERS: Final[dict[str, Checker]] = {
     "ordered consumption ordered": ordered_consumption_ordered,
     "no queue with two owners": no_queue_with_two_owners,
     "routes converge within a lease": routes_converge_within_a_lease,
+    "fresh registration stays": fresh_registration_stays,
     "watch revisions ordered": watch_revisions_ordered,
     "journal replay equals the table": journal_replay_equals_table,
     "delayed never early": delayed_never_early,

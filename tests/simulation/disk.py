@@ -78,9 +78,7 @@ class SimDisk(Disk):
         found = self._files.get(inode)
         if found is None:  # an older file, all of which is on disk
             content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-            found = self._files[inode] = _SyncedFile(
-                Path(os.readlink(f"/proc/self/fd/{descriptor}")), bytearray(content)
-            )
+            found = self._files[inode] = _SyncedFile(Path(f"/proc/self/fd/{descriptor}").readlink(), bytearray(content))
         return found
 
     def _add(self, path: Path, descriptor: int) -> None:
@@ -139,8 +137,8 @@ class SimDisk(Disk):
         if known.is_mapped:
             content[:] = os.pread(descriptor, size, 0)
         else:
-            for start, stop in known.dirty:
-                stop = min(stop, size)
+            for start, end in known.dirty:
+                stop = min(end, size)
                 if start < stop:
                     content[start:stop] = os.pread(descriptor, stop - start, start)
         known.dirty.clear()

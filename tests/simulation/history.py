@@ -83,6 +83,16 @@ class RouteSample:
 
 
 @dataclass(frozen=True, slots=True)
+class RegistrationSample:
+    """Whether a name server listed a broker whose registration it had accepted on a connection that was still open."""
+
+    at: float
+    name_server: str
+    broker: str
+    is_listed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class JournalSample:
     """The route table of a name server, and what its journal says."""
 
@@ -100,6 +110,7 @@ class History:
     deliveries: list[Delivery] = field(default_factory=list)
     watch_steps: list[WatchStep] = field(default_factory=list)
     route_samples: list[RouteSample] = field(default_factory=list)
+    registration_samples: list[RegistrationSample] = field(default_factory=list)
     journal_samples: list[JournalSample] = field(default_factory=list)
     topics: dict[str, str] = field(default_factory=dict)
     """The topic of each consumer group."""

@@ -390,9 +390,7 @@ class SimNetwork:
 
     def acknowledge(self, sender: SimTransport, reader: SimTransport, size: int) -> None:
         """Open the window of a sender again, once the acknowledgement has arrived."""
-        self.loop.call_later(
-            self.delay(reader.host, sender.host), sender._acknowledged, size, context=sender._context
-        )
+        self.loop.call_later(self.delay(reader.host, sender.host), sender._acknowledged, size, context=sender._context)
 
     def forget(self, side: SimTransport) -> None:
         self.connections.pop(side, None)
@@ -488,6 +486,13 @@ class SimNetwork:
         for side in chosen:
             for end in (side, side.peer):
                 end.cut(ConnectionResetError(104, "Connection reset by peer"))
+        return len(chosen)
+
+    def half_open_some(self, share: float) -> int:
+        """End a share of all connections at the side that opened them; the other side is not told."""
+        chosen = [side for side in self.connections if side.number > 0 and self.rng.random() < share]
+        for side in chosen:
+            side.cut(ConnectionResetError(104, "Connection reset by peer"))
         return len(chosen)
 
     def switch_off(self, host: str) -> None:

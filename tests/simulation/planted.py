@@ -16,14 +16,14 @@ from skyroute.broker.store.flush import Flush
 from skyroute.broker.transactions.transactions import Transactions
 from skyroute.client.consuming.membership import GroupMembership
 from skyroute.client.consuming.push.message_buffer import MessageBuffer
-from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.client.producing.producer import Producer
+from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
 from skyroute.nameserver.persistence import Persistence
 from skyroute.nameserver.route_history import RouteHistory
 from skyroute.nameserver.server_events import Change
-from skyroute.routing.events import BrokerLeft
+from skyroute.routing.events import TopicsChanged
 from skyroute.routing.groups import Member
 from skyroute.routing.leases import Leases
 from skyroute.routing.table import RouteTable
@@ -98,23 +98,24 @@ def _let_old_connections_end_brokers() -> Patch:
 
 
 def _report_changes_again() -> Patch:
-    since = RouteHistory.since
+    since, calls = RouteHistory.since, count(1)
 
     def since_one_before(
         self: RouteHistory, revision: int, topics: Collection[str] | None
     ) -> tuple[tuple[RouteChange, ...], int]:
-        return since(self, max(self.floor, revision - 1), topics)
+        is_wrong = next(calls) in range(50, 70)  # not for ever: a watch that is answered at once is repeated at once
+        return since(self, max(self.floor, revision - 1) if is_wrong else revision, topics)
 
     return mock.patch.object(RouteHistory, "since", since_one_before)
 
 
-def _do_not_record_departures() -> Patch:
+def _do_not_record_topics() -> Patch:
     record = Persistence.record
 
-    def record_arrivals(self: Persistence, changes: Collection[Change]) -> None:
-        record(self, [change for change in changes if not isinstance(change, BrokerLeft)])
+    def record_others(self: Persistence, changes: Collection[Change]) -> None:
+        record(self, [change for change in changes if not isinstance(change, TopicsChanged)])
 
-    return mock.patch.object(Persistence, "record", record_arrivals)
+    return mock.patch.object(Persistence, "record", record_others)
 
 
 def _deliver_early() -> Patch:
@@ -134,9 +135,7 @@ def _commit_what_is_rolled_back() -> Patch:
 
 
 def _faulty(*faults: str, load_s: float = 600.0, settle_s: float = 120.0, fault_gap_s: float = 60.0) -> Plan:
-    return Plan(
-        load_s=load_s, gap_s=4.0, fault_gap_s=fault_gap_s, faults=faults, sync_flush=True, settle_s=settle_s
-    )
+    return Plan(load_s=load_s, gap_s=4.0, fault_gap_s=fault_gap_s, faults=faults, sync_flush=True, settle_s=settle_s)
 
 
 PLANTED: Final = (
@@ -157,17 +156,12 @@ PLANTED: Final = (
     ),
     PlantedBug(
         "let old connections end brokers",
-        "routes converge within a lease",
-        _faulty("partition", load_s=1800.0, fault_gap_s=200.0),
+        "fresh registration stays",
+        _faulty("half_open", load_s=400.0, fault_gap_s=100.0),
         _let_old_connections_end_brokers,
     ),
     PlantedBug("report changes again", "watch revisions ordered", _faulty("kill_broker"), _report_changes_again),
-    PlantedBug(
-        "do not record departures",
-        "journal replay equals the table",
-        _faulty("kill_broker"),
-        _do_not_record_departures,
-    ),
+    PlantedBug("do not record topics", "journal replay equals the table", _CALM, _do_not_record_topics),
     PlantedBug("deliver early", "delayed never early", _CALM, _deliver_early),
     PlantedBug("commit what is rolled back", "half messages end once", _CALM, _commit_what_is_rolled_back),
 )

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ from tests.simulation.history import (
     History,
     JournalSample,
     Outcome,
+    RegistrationSample,
     RouteSample,
     Send,
     WatchStep,
@@ -51,7 +53,9 @@ ORDERS: Final = "Orders"
 LEDGER: Final = "Ledger"
 SETTLE_S: Final = 240.0
 """Time without faults and sends at the end: longer than a lease, a lock and the longest retry."""
-SAMPLE_S: Final = 10.0
+SAMPLE_S: Final = 5.0
+JOURNAL_SAMPLES: Final = 5
+"""Every so many samples, the journals are replayed too."""
 FAST: Final = Intervals(rebalance_s=20.0)
 
 
@@ -68,7 +72,7 @@ class Plan:
     handler_failures: float = 0.01
     """The share of handler calls that fail."""
     faults: tuple[str, ...] = (
-        *("kill_broker", "kill_broker", "kill_name_server", "partition", "partition", "reset_connections"),
+        *("kill_broker", "kill_broker", "kill_name_server", "partition", "partition", "reset_connections", "half_open"),
         *("slow_network", "slow_disk", "fill_disk", "fail_sync", "replace_application", "replace_application"),
         "step_clock",
     )
@@ -246,9 +250,7 @@ class Scenario:
 
     async def _send(self, producer: Producer, message: Message, body: str, *, delay_s: float = 0.0) -> None:
         now = self.world.now
-        send = self.history.sends[body] = Send(
-            body, message.topic, now, not_before=now + delay_s if delay_s else 0.0
-        )
+        send = self.history.sends[body] = Send(body, message.topic, now, not_before=now + delay_s if delay_s else 0.0)
         try:
             result = await producer.send(message)
         except SkyrouteError as error:
@@ -379,7 +381,7 @@ class Scenario:
 
     async def _partition(self) -> None:
         rng, pause_s = self.world.rng, self._pause()
-        machines = [each.ip for each in (*self.name_servers, *self.brokers)]
+        machines = [each.ip for each in self.name_servers] + [each.ip for each in self.brokers]
         machines += [each.machine.ip for each in self.applications]
         rng.shuffle(machines)
         at = rng.randint(1, len(machines) - 1)
@@ -394,6 +396,11 @@ class Scenario:
         count = self.world.network.reset_some(self.world.rng.choice((0.2, 0.5, 1.0)))
         self._link_since.clear()  # a name server drops a broker whose connection ends, until it registers again
         self.world.note(f"{count} connections are reset")
+
+    async def _half_open(self) -> None:
+        count = self.world.network.half_open_some(self.world.rng.choice((0.2, 0.5, 1.0)))
+        self._link_since.clear()
+        self.world.note(f"{count} connections end at one side only")
 
     async def _slow_network(self) -> None:
         rng, pause_s = self.world.rng, self._pause()
@@ -467,10 +474,30 @@ class Scenario:
     # Samples
 
     async def _sample_for_ever(self) -> None:
-        while True:
+        for number in count(1):
             await asyncio.sleep(SAMPLE_S)
             self.world.network.give_up()
             self._sample_routes()
+            self._sample_registrations()
+            if number % JOURNAL_SAMPLES == 0:
+                for name_server in self.name_servers:
+                    self._sample_journal(name_server)
+
+    def _sample_registrations(self) -> None:
+        for broker in self.brokers:
+            components = None if broker.broker is None else broker.broker._components
+            if components is None:
+                continue
+            for known in components.registrar._name_servers:
+                server = next(each.server for each in self.name_servers if each.address == known.address)
+                channel = known.channel
+                if server is None or not known.has_us or channel is None or channel.closed:
+                    continue
+                peer = channel._transport.peer  # type: ignore[attr-defined]
+                if not peer.is_closing():
+                    listed = broker.name in server.table._groups
+                    sample = RegistrationSample(self.world.now, known.address, broker.name, listed)
+                    self.history.registration_samples.append(sample)
 
     def _sample_routes(self) -> None:
         now, network = self.world.now, self.world.network
@@ -527,18 +554,13 @@ class Scenario:
             history.queues[topic] = frozenset(
                 f"{topic}@{broker.name}:{number}" for broker in self.brokers for number in range(4)
             )
-        for name_server in self.name_servers:
-            await self._sample_journal(name_server)
 
-    async def _sample_journal(self, name_server: NameServerNode) -> None:
+    def _sample_journal(self, name_server: NameServerNode) -> None:
+        """Compare the journal with the table, unless changes wait to be written."""
         server = name_server.server
-        assert server is not None
-        journal = None if server._memory is None else server._memory.journal
-        if journal is None:
-            self.history.failures.append(f"name server {name_server.ip} has no journal")
+        memory = None if server is None else server._memory
+        if server is None or memory is None or memory.journal is None or not memory.journal.caught_up:
             return
-        while not journal.caught_up:
-            await asyncio.sleep(0.1)
         replay = Replay()
         for record in read_records(name_server.journal_folder):
             replay.apply(record)
@@ -586,7 +608,7 @@ class Report:
 @contextmanager
 def _scratch() -> Iterator[Path]:
     """Give a folder in memory, if there is one: the disk is simulated, and need not be waited for."""
-    memory = Path("/dev/shm")  # noqa: S108 - the name of Linux
+    memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=memory if memory.is_dir() else None))
     try:
         yield folder

@@ -60,9 +60,7 @@ class MemorySettings:
 class Persistence:
     """One name server's journal and snapshot. All methods belong to the loop; `keep` and `close` write in a thread."""
 
-    def __init__(
-        self, settings: MemorySettings, folder: StateFolder, clock: Clock, disk: Disk | None = None
-    ) -> None:
+    def __init__(self, settings: MemorySettings, folder: StateFolder, clock: Clock, disk: Disk | None = None) -> None:
         self.folder = folder
         self.journal: Journal | None = None
         self._settings = settings
