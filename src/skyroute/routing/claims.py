@@ -82,14 +82,19 @@ class Claim:
             )
 
     def is_overtaken(self, holder: int) -> bool:
-        """A later registration of the same master came first through the same holder.
+        """A later registration of the same broker came first: through a later holder, or of a later edition.
+
+        Holders are numbered in the order of their arrival. What an older one delivers now was sent earlier and delayed
+        by the network. If it took the broker back, the broker would leave when the older one ends.
 
         A slave copies its master's editions, and a broker may start again from an older file: there a smaller number
         can be news.
         """
         own, new = self.own, self.table.version
-        if own is None or self.moves or own.holder != holder:
+        if own is None or self.moves or own.holder < holder:
             return False
+        if own.holder > holder:
+            return own.broker_id == self.registration.broker_id
         if own.broker_id != MASTER_ID or self.registration.broker_id != MASTER_ID:
             return False
         old = own.version

@@ -337,7 +337,7 @@ class RouteTable:
 
         Args:
             registration: What it says. Without a table, `remembers` must have said that its body is known.
-            holder: Who speaks for it; the broker leaves with its holder.
+            holder: Who speaks for it; the broker leaves with its holder. Later ones have higher numbers.
             now: Monotonic seconds.
             delete_missing_topics: A topic the broker no longer names is gone, unless the broker has static topics.
             preparation: Result of `prepare`, without other changes since.
@@ -534,7 +534,7 @@ class RouteTable:
                 f"no table and no remembered body for {registration.broker_name}[{registration.broker_id}] "
                 f"at {registration.key}"
             )
-        if member.ticket > ticket:
+        if member.ticket > ticket or member.holder > holder:
             member.renew(now)
             return RegistrationOutcome(overtaken=True)
         member.ticket = ticket
