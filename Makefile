@@ -17,10 +17,11 @@ COMPILED_PYTHON ?= $$($(PYTHON) benchmarks/fastest_python.py)
 
 SPARK_TESTS ?= tests/spark
 DAMAGE_CASES ?= 1000000
-TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
+SIMULATE_S ?= 300
+TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console texts test-peers test-damage test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console texts test-peers test-damage simulate test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +73,9 @@ test-peers: $(READY) ## real Apache RocketMQ brokers, clients of four languages,
 
 test-damage: $(READY) ## a million single damages of stores, for hours; DAMAGE_CASES=... for fewer
 	SKYROUTE_DAMAGE_CASES=$(DAMAGE_CASES) $(BIN)/python -m pytest --quiet -n auto tests/adversity/test_single_damage.py
+
+simulate: $(READY) ## clusters with faults in simulated time, for SIMULATE_S seconds; SEED=... replays one
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--for $(SIMULATE_S))
 
 test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline
