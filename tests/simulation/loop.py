@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from contextvars import ContextVar
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Final, TypeVar, cast
@@ -59,8 +60,8 @@ class SimLoop(BaseEventLoop):
         self._numbers = count()
         self._order = random.Random(f"order {seed}")
         self._job_random = random.Random(f"jobs {seed}")
-        self._free_at: dict[int, float] = {}
-        """When the thread of an executor with a single one is free again."""
+        self._queues: dict[Executor, deque[Callable[[], None]]] = {}
+        """Jobs of executors with a single thread; the first one runs."""
         self._job_delay_s = 0.0
         self.is_in_job = False
         self.turns = 0
@@ -141,16 +142,21 @@ class SimLoop(BaseEventLoop):
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
         done: asyncio.Future[T] = self.create_future()
-        delay_s = self._job_random.uniform(*JOB_S)
-        begins_at = self._now + delay_s
-        if executor is not None and getattr(executor, "_max_workers", 0) == 1:
-            begins_at = max(begins_at, self._free_at.get(id(executor), 0.0))
-            self._free_at[id(executor)] = begins_at
-        self.call_at(begins_at, self._run_job, executor, done, func, args)
+        context = contextvars.copy_context()
+        if executor is None or getattr(executor, "_max_workers", 0) != 1:
+            self._begin_job(partial(self._run_job, done, func, args, lambda: None), context)
+            return done
+        queue = self._queues.setdefault(executor, deque())
+        queue.append(partial(self._begin_job, partial(self._run_job, done, func, args, partial(_next, queue)), context))
+        if len(queue) == 1:
+            queue[0]()
         return done
 
+    def _begin_job(self, job: Callable[[], None], context: contextvars.Context) -> None:
+        self.call_later(self._job_random.uniform(*JOB_S), job, context=context)
+
     def _run_job(
-        self, executor: Executor | None, done: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]
+        self, done: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...], then: Callable[[], None]
     ) -> None:
         # As in a thread, a job runs to its end also if nothing waits for it any more.
         self._job_delay_s, self.is_in_job = 0.0, True
@@ -162,10 +168,7 @@ class SimLoop(BaseEventLoop):
             failure = error
         finally:
             self.is_in_job = False
-        ends_at = self._now + self._job_delay_s
-        if executor is not None and getattr(executor, "_max_workers", 0) == 1:
-            self._free_at[id(executor)] = ends_at
-        self.call_at(ends_at, _complete, done, result, failure)
+        self.call_later(self._job_delay_s, _complete, done, result, failure, then)
 
     # Network
 
@@ -179,7 +182,15 @@ class SimLoop(BaseEventLoop):
         raise OSError(f"the simulation has no names, only addresses: {host}:{port}")
 
 
-def _complete(done: asyncio.Future[Any], result: Any, failure: BaseException | None) -> None:
+def _next(queue: deque[Callable[[], None]]) -> None:
+    """Begin the next job of a thread."""
+    queue.popleft()
+    if queue:
+        queue[0]()
+
+
+def _complete(done: asyncio.Future[Any], result: Any, failure: BaseException | None, then: Callable[[], None]) -> None:
+    then()
     if done.done():
         return
     if failure is None:

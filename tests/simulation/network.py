@@ -21,6 +21,8 @@ from tests.simulation.loop import HOST, SimLoop
 
 WINDOW_BYTES: Final = 64 * 1024
 """Bytes that one side may have sent and the other not read: the socket buffers of both."""
+PACKET_S: Final = 1e-6
+"""Time between two packets of one direction."""
 SYN_RETRIES_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 RETRANSMIT_S: Final = (0.2, 3.0)
 """How long after a partition heals the bytes that were lost in it are sent again."""
@@ -265,7 +267,8 @@ class SimTransport(asyncio.Transport):
             self._stuck.append((kind, data))
             return
         now = self._loop.time()
-        self._arrives_at = max(self._arrives_at, now + network.delay(self.host, self.peer.host))
+        # Later than the packet before it: timers of one instant run in any order.
+        self._arrives_at = max(self._arrives_at + PACKET_S, now + network.delay(self.host, self.peer.host))
         self._loop.call_at(self._arrives_at, self._arrive, kind, data, context=self.peer._context)
 
     def _arrive(self, kind: str, data: bytes) -> None:
@@ -322,6 +325,8 @@ class SimTransport(asyncio.Transport):
     def _read(self) -> None:
         """Give the protocol what has arrived."""
         while self._unread and not self._is_read_paused and not self._is_closing:
+            if self.host in self._network.stalled:
+                return
             kind, data = self._unread.popleft()
             if kind == "end":
                 self._has_got_end = True
@@ -372,6 +377,8 @@ class SimNetwork:
     """Directions between machines in which no packet arrives."""
     down: set[str] = field(default_factory=set)
     """Machines that are switched off."""
+    stalled: set[str] = field(default_factory=set)
+    """Machines that read nothing: their peers fill the window, and then their own buffers."""
     stuck: dict[SimTransport, None] = field(default_factory=dict)
     packets: int = 0
     _next_port: int = 32_768
@@ -494,6 +501,16 @@ class SimNetwork:
         for side in chosen:
             side.cut(ConnectionResetError(104, "Connection reset by peer"))
         return len(chosen)
+
+    def stop_reading(self, host: str) -> None:
+        """Let a machine read nothing, as a program does that is busy elsewhere. What it sends arrives."""
+        self.stalled.add(host)
+
+    def read_again(self, host: str) -> None:
+        """End `stop_reading`."""
+        self.stalled.discard(host)
+        for side in [side for side in self.connections if side.host == host]:
+            self.loop.call_soon(side._read, context=side._context)
 
     def switch_off(self, host: str) -> None:
         """Switch off a machine: its connections end without a packet, so that its peers keep half-open ones."""

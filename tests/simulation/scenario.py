@@ -6,12 +6,12 @@ import asyncio
 import random
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from skyroute import (
     Admin,
@@ -67,19 +67,38 @@ class Plan:
     gap_s: float = 12.0
     """Mean time between two bursts of one producer."""
     burst: int = 6
-    fault_gap_s: float = 150.0
+    fault_gap_s: float = 100.0
     """Mean time between two faults; 0: no faults."""
     handler_failures: float = 0.01
     """The share of handler calls that fail."""
     faults: tuple[str, ...] = (
         *("kill_broker", "kill_broker", "kill_name_server", "partition", "partition", "reset_connections", "half_open"),
-        *("slow_network", "slow_disk", "fill_disk", "fail_sync", "replace_application", "replace_application"),
+        *(
+            "slow_network",
+            "slow_reader",
+            "slow_disk",
+            "fill_disk",
+            "fail_sync",
+            "replace_application",
+            "replace_application",
+        ),
         "step_clock",
     )
     """Methods of `Scenario`, each with an underscore; one that is listed twice is chosen twice as often."""
+    faults_at_once: int = 2
+    """How many faults may last at the same time."""
     sync_flush: bool | None = None
     """Whether sends wait for the disk, so that no power failure loses them; None: the seed decides."""
     settle_s: float = SETTLE_S
+
+
+class Node(Protocol):
+    """What has a machine."""
+
+    machine: Machine
+
+
+N = TypeVar("N", bound=Node)
 
 
 class Application:
@@ -167,6 +186,10 @@ class Scenario:
         ]
         self._watcher = Machine(world, "10.0.4.1")
         self._is_sending = True
+        self._is_over = asyncio.Event()
+        """No further fault begins."""
+        self._busy: set[str] = set()
+        """Machines with a fault."""
         self._link_since: dict[tuple[str, str], tuple[bool, float, int]] = {}
         self.history.topics = {"push": ORDERS, "pull": ORDERS, "ordered": LEDGER}
         self.history.ordered_groups = {"ordered"}
@@ -184,13 +207,11 @@ class Scenario:
             await application.start()
         background = [self._watcher.spawn(self._watch(each)) for each in self.name_servers]
         background.append(world.loop.create_task(self._sample_for_ever()))
-        if self.plan.fault_gap_s:
-            faults = world.loop.create_task(self._break_things())
-            await asyncio.sleep(self.plan.load_s)
-            faults.cancel()
-            await asyncio.gather(faults, return_exceptions=True)
-        else:
-            await asyncio.sleep(self.plan.load_s)
+        number_of_faults = self.plan.faults_at_once if self.plan.fault_gap_s else 0
+        faults = [world.loop.create_task(self._break_things()) for _ in range(number_of_faults)]
+        await asyncio.sleep(self.plan.load_s)
+        self._is_over.set()
+        await asyncio.gather(*faults)  # each ends what it has begun
         world.note("the load ends")
         self._is_sending = False
         await self._repair()
@@ -350,11 +371,29 @@ class Scenario:
 
     async def _break_things(self) -> None:
         rng = self.world.rng
-        while True:
-            await asyncio.sleep(rng.expovariate(1 / self.plan.fault_gap_s))
+        gap_s = self.plan.fault_gap_s * self.plan.faults_at_once
+        while not self._is_over.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(rng.expovariate(1 / gap_s)):
+                    await self._is_over.wait()
+                return
             self.history.had_faults = True
             fault: Callable[[], Awaitable[None]] = getattr(self, f"_{rng.choice(self.plan.faults)}")
             await fault()
+
+    @contextmanager
+    def _one_of(self, nodes: Sequence[N]) -> Iterator[N | None]:
+        """Choose a machine without a fault; None if all have one."""
+        free = [node for node in nodes if node.machine.ip not in self._busy]
+        if not free:
+            yield None
+            return
+        chosen = self.world.rng.choice(free)
+        self._busy.add(chosen.machine.ip)
+        try:
+            yield chosen
+        finally:
+            self._busy.discard(chosen.machine.ip)
 
     def _pause(self) -> float:
         return self.world.rng.choice((0.05, 1.0, 10.0, 40.0, 150.0)) * self.world.rng.uniform(0.5, 1.5)
@@ -363,21 +402,26 @@ class Scenario:
         return self.survives_power_failure and self.world.rng.random() < 0.6
 
     async def _kill_broker(self) -> None:
-        broker, power, pause_s = self.world.rng.choice(self.brokers), self._chooses_power(), self._pause()
-        self.world.note(f"{broker.name} {'loses power' if power else 'is killed'} for {pause_s:.2f} s")
-        await broker.kill(power=power)
-        await asyncio.sleep(pause_s)
-        await broker.restart()
-        self.world.note(f"{broker.name} is back, {broker.machine.disk.lost_sectors} sectors lost so far")
+        with self._one_of(self.brokers) as broker:
+            if broker is None:
+                return
+            power, pause_s = self._chooses_power(), self._pause()
+            self.world.note(f"{broker.name} {'loses power' if power else 'is killed'} for {pause_s:.2f} s")
+            await broker.kill(power=power)
+            await asyncio.sleep(pause_s)
+            await broker.restart()
+            self.world.note(f"{broker.name} is back, {broker.machine.disk.lost_sectors} sectors lost so far")
 
     async def _kill_name_server(self) -> None:
-        rng = self.world.rng
-        name_server, power, pause_s = rng.choice(self.name_servers), rng.random() < 0.5, self._pause()
-        self.world.note(f"name server {name_server.ip} {'loses power' if power else 'is killed'} for {pause_s:.2f} s")
-        await name_server.kill(power=power)
-        await asyncio.sleep(pause_s)
-        await name_server.restart()
-        self.world.note(f"name server {name_server.ip} is back")
+        with self._one_of(self.name_servers) as name_server:
+            if name_server is None:
+                return
+            power, pause_s, ip = self.world.rng.random() < 0.5, self._pause(), name_server.ip
+            self.world.note(f"name server {ip} {'loses power' if power else 'is killed'} for {pause_s:.2f} s")
+            await name_server.kill(power=power)
+            await asyncio.sleep(pause_s)
+            await name_server.restart()
+            self.world.note(f"name server {ip} is back")
 
     async def _partition(self) -> None:
         rng, pause_s = self.world.rng, self._pause()
@@ -408,7 +452,14 @@ class Scenario:
         self.world.note(f"slow link {one} {other} for {pause_s:.2f} s")
         self.world.network.slow_links[frozenset((one, other))] = Latency(0.05, 1.5, 0.05, 5.0)
         await asyncio.sleep(pause_s)
-        self.world.network.slow_links.clear()
+        self.world.network.slow_links.pop(frozenset((one, other)), None)
+
+    async def _slow_reader(self) -> None:
+        ip, pause_s = self.world.rng.choice(self.applications).machine.ip, self._pause()
+        self.world.note(f"{ip} reads nothing for {pause_s:.2f} s")
+        self.world.network.stop_reading(ip)
+        await asyncio.sleep(pause_s)
+        self.world.network.read_again(ip)
 
     async def _slow_disk(self) -> None:
         broker, pause_s = self.world.rng.choice(self.brokers), self._pause()
@@ -418,30 +469,38 @@ class Scenario:
         broker.machine.disk.faults.slow_share = 0.0
 
     async def _fill_disk(self) -> None:
-        broker, pause_s = self.world.rng.choice(self.brokers), self._pause()
-        self.world.note(f"full disk of {broker.name} for {pause_s:.2f} s")
-        broker.machine.disk.faults.is_full = True
-        await asyncio.sleep(pause_s)
-        broker.machine.disk.faults.is_full = False
+        with self._one_of(self.brokers) as broker:  # a broker does not start on a full disk
+            if broker is None:
+                return
+            pause_s = self._pause()
+            self.world.note(f"full disk of {broker.name} for {pause_s:.2f} s")
+            broker.machine.disk.faults.is_full = True
+            await asyncio.sleep(pause_s)
+            broker.machine.disk.faults.is_full = False
 
     async def _fail_sync(self) -> None:
         """Let a sync fail. The broker then refuses messages until its operator restarts it."""
-        broker = self.world.rng.choice(self.brokers)
-        self.world.note(f"a sync of {broker.name} fails")
-        broker.machine.disk.faults.fails_next_sync = True
-        await asyncio.sleep(30.0)
-        broker.machine.disk.faults.fails_next_sync = False
-        await broker.kill(power=self._chooses_power())
-        await broker.restart()
-        self.world.note(f"{broker.name} was restarted")
+        with self._one_of(self.brokers) as broker:
+            if broker is None:
+                return
+            self.world.note(f"a sync of {broker.name} fails")
+            broker.machine.disk.faults.fails_next_sync = True
+            await asyncio.sleep(30.0)
+            broker.machine.disk.faults.fails_next_sync = False
+            await broker.kill(power=self._chooses_power())
+            await broker.restart()
+            self.world.note(f"{broker.name} was restarted")
 
     async def _replace_application(self) -> None:
-        application, pause_s = self.world.rng.choice(self.applications), self._pause()
-        self.world.note(f"{application.name} is switched off for {pause_s:.2f} s")
-        await application.kill()
-        await asyncio.sleep(pause_s)
-        await application.restart()
-        self.world.note(f"{application.name} is back")
+        with self._one_of(self.applications) as application:
+            if application is None:
+                return
+            pause_s = self._pause()
+            self.world.note(f"{application.name} is switched off for {pause_s:.2f} s")
+            await application.kill()
+            await asyncio.sleep(pause_s)
+            await application.restart()
+            self.world.note(f"{application.name} is back")
 
     async def _step_clock(self) -> None:
         # Only of name servers: a broker measures delays by its wall clock, and may deliver early after a step.
@@ -455,6 +514,8 @@ class Scenario:
         network = self.world.network
         network.heal()
         network.slow_links.clear()
+        for machine in list(network.stalled):
+            network.read_again(machine)
         for broker in self.brokers:
             faults = broker.machine.disk.faults
             faults.slow_share, faults.is_full, faults.fails_next_sync = 0.0, False, False
