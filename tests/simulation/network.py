@@ -24,8 +24,8 @@ WINDOW_BYTES: Final = 64 * 1024
 PACKET_S: Final = 1e-6
 """Time between two packets of one direction."""
 SYN_RETRIES_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-RETRANSMIT_S: Final = (0.2, 3.0)
-"""How long after a partition heals the bytes that were lost in it are sent again."""
+RETRANSMIT_S: Final = (0.2, 60.0)
+"""Shortest and longest time after which lost bytes are sent again. TCP doubles it, so it grows with the partition."""
 GIVE_UP_S: Final = 900.0
 """After this time without an acknowledgement, a side ends the connection."""
 
@@ -477,7 +477,9 @@ class SimNetwork:
             if (side.host, side.peer.host) in self.blocked or side.peer.host in self.down:
                 continue
             del self.stuck[side]
-            self.loop.call_later(self.rng.uniform(*RETRANSMIT_S), side.retransmit)
+            least_s, most_s = RETRANSMIT_S
+            longest_s = min(max(2 * least_s, side.stuck_for(self.loop.time())), most_s)
+            self.loop.call_later(self.rng.uniform(least_s, longest_s), side.retransmit)
 
     def give_up(self) -> None:
         """End connections that a partition has cut for too long. Called now and then."""

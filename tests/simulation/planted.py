@@ -26,6 +26,7 @@ from skyroute.nameserver.server_events import Change
 from skyroute.routing.events import TopicsChanged
 from skyroute.routing.groups import Member
 from skyroute.routing.leases import Leases
+from skyroute.routing.registration import Registration, RegistrationOutcome
 from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.transaction import TransactionEnd, TransactionOutcome
 from skyroute.wire.calls.watch import RouteChange
@@ -97,6 +98,21 @@ def _let_old_connections_end_brokers() -> Patch:
     return mock.patch.multiple(Leases, hand_over=note_and_hand_over, held_by=held_ever)
 
 
+def _let_delayed_registrations_take_brokers_back() -> Patch:
+    """The last connection that delivers a registration speaks for the broker, however old it is."""
+    register = RouteTable.register
+
+    def hand_over_and_register(
+        self: RouteTable, registration: Registration, *, holder: int, **arguments: Any
+    ) -> RegistrationOutcome:
+        member = self._leases.find(registration.key)
+        if member is not None:
+            self._leases.hand_over(member, holder)
+        return register(self, registration, holder=holder, **arguments)
+
+    return mock.patch.object(RouteTable, "register", hand_over_and_register)
+
+
 def _report_changes_again() -> Patch:
     since, calls = RouteHistory.since, count(1)
 
@@ -159,6 +175,12 @@ PLANTED: Final = (
         "fresh registration stays",
         _faulty("half_open", load_s=400.0, fault_gap_s=100.0),
         _let_old_connections_end_brokers,
+    ),
+    PlantedBug(
+        "let delayed registrations take brokers back",
+        "fresh registration stays",
+        _faulty("partition", load_s=900.0, fault_gap_s=60.0),
+        _let_delayed_registrations_take_brokers_back,
     ),
     PlantedBug("report changes again", "watch revisions ordered", _faulty("kill_broker"), _report_changes_again),
     PlantedBug("do not record topics", "journal replay equals the table", _CALM, _do_not_record_topics),

@@ -19,7 +19,7 @@ from skyroute.files.replace import replace_file
 from tests.simulation.cluster import Machine, World
 from tests.simulation.disk import SECTOR, SimDisk
 from tests.simulation.loop import SimulationError
-from tests.simulation.network import WINDOW_BYTES, SimTransport
+from tests.simulation.network import RETRANSMIT_S, WINDOW_BYTES, SimTransport
 
 T = TypeVar("T")
 
@@ -195,7 +195,7 @@ def test_bytes_sent_in_a_partition_arrive_when_it_heals(world: World) -> None:
         await asyncio.sleep(60.0)
         assert theirs.received == b""
         world.network.heal()
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(RETRANSMIT_S[1] + 1)
         assert theirs.received == b"late"
 
     play(world, main)
@@ -211,7 +211,7 @@ def test_a_machine_that_is_switched_off_leaves_its_peers_half_open(world: World)
         assert theirs.events == ["ConnectionResetError"]
         assert ours.events == []
         world.network.switch_on("10.0.0.1")
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(RETRANSMIT_S[1] + 1)
         assert ours.events == ["ConnectionResetError"], "the restarted machine does not know the connection"
 
     play(world, main)
