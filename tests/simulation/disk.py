@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +54,8 @@ class DiskFaults:
 class SimDisk(Disk):
     """The disk of one machine. All its files are below `folder`.
 
-    Names are durable at once, as with a journaling file system; contents after a sync only. `crash` makes the files
-    what a restarted machine finds.
+    Contents are on disk after a sync, names after a sync of their folder. `crash` makes the files what a restarted
+    machine finds: of the changes of names in a folder that were not synced, it keeps the first ones.
     """
 
     def __init__(self, folder: Path, rng: random.Random, sleep: Callable[[float], None]) -> None:
@@ -66,6 +69,11 @@ class SimDisk(Disk):
         self._boots = 1
         self._files: dict[int, _SyncedFile] = {}
         """By inode."""
+        self._undo: dict[Path, list[Callable[[], None]]] = {}
+        """By folder, how to undo each change of a name since the folder was synced, oldest first."""
+        self._kept = folder / ".undo"
+        self._kept_numbers = count(1)
+        self.lost_names = 0
 
     def _check(self, *, needs_space: bool = False) -> None:
         if self.is_dead:
@@ -82,7 +90,8 @@ class SimDisk(Disk):
         return found
 
     def _add(self, path: Path, descriptor: int) -> None:
-        """Note a new file: its name is on disk, none of its content."""
+        """Note a new file: neither its name nor its content is on disk."""
+        self._may_undo(path, partial(path.unlink, missing_ok=True))
         self._files[os.fstat(descriptor).st_ino] = _SyncedFile(path, is_mapped=not _SEGMENT_FOLDERS & {*path.parts})
 
     def open(self, path: Path, size: int) -> int:
@@ -145,6 +154,7 @@ class SimDisk(Disk):
 
     def sync_folder(self, folder: Path) -> None:
         self._check()
+        self._undo.pop(folder, None)
 
     def make_folder(self, folder: Path) -> None:
         self._check()
@@ -152,32 +162,31 @@ class SimDisk(Disk):
 
     def remove(self, path: Path) -> None:
         self._check()
-        try:
-            status = path.stat()
-        except OSError:
-            pass
-        else:
-            if status.st_nlink == 1:
-                self._files.pop(status.st_ino, None)
+        if path.exists():
+            self._may_undo(path, partial(_restore, self._keep(path), path))
         super().remove(path)
 
     def replace(self, source: Path, target: Path) -> None:
         self._check()
-        try:
-            replaced = target.stat()
-        except OSError:
-            pass
-        else:
-            if replaced.st_nlink == 1 and replaced.st_ino != source.stat().st_ino:
-                self._files.pop(replaced.st_ino, None)
+        source_kept = self._keep(source)
+        target_kept = self._keep(target) if target.exists() else None
         super().replace(source, target)
-        known = self._files.get(target.stat().st_ino)
-        if known is not None:
-            known.path = target
+        self._may_undo(target, partial(_undo_replace, source, source_kept, target, target_kept))
 
     def link(self, source: Path, target: Path) -> bool:
         self._check()
+        self._may_undo(target, partial(target.unlink, missing_ok=True))
         return super().link(source, target)
+
+    def _may_undo(self, path: Path, undo: Callable[[], None]) -> None:
+        self._undo.setdefault(path.parent, []).append(undo)
+
+    def _keep(self, path: Path) -> Path:
+        """Give a file a second name, by which it can be restored."""
+        self._kept.mkdir(exist_ok=True)
+        kept = self._kept / str(next(self._kept_numbers))
+        kept.hardlink_to(path)
+        return kept
 
     def boot_id(self) -> str:
         return f"boot-{self._boots}"
@@ -198,15 +207,22 @@ class SimDisk(Disk):
     def crash(self) -> None:
         """Lose or tear what was not synced, and count a boot. Call it while nothing has the files open."""
         self._boots += 1
+        for undo in self._undo.values():
+            lost = undo[self._rng.randint(0, len(undo)) :]
+            self.lost_names += len(lost)
+            for step in reversed(lost):
+                step()
+        self._undo.clear()
+        shutil.rmtree(self._kept, ignore_errors=True)
+        inodes: dict[int, Path] = {}
         for path in sorted(each for each in self.folder.rglob("*") if each.is_file()):
-            known = self._files.get(path.stat().st_ino)
+            inodes.setdefault(path.stat().st_ino, path)
+        for inode, path in inodes.items():
+            known = self._files.get(inode)
             if known is not None:
                 self._lose(path, known)
-        self._files.clear()
-        for path in sorted(each for each in self.folder.rglob("*") if each.is_file()):
-            # The machine has written all that it found; from here on it is on disk.
-            status = path.stat()
-            self._files[status.st_ino] = _SyncedFile(path, bytearray(path.read_bytes()))
+        # The machine has written all that it found; from here on it is on disk.
+        self._files = {inode: _SyncedFile(path, bytearray(path.read_bytes())) for inode, path in inodes.items()}
 
     def _lose(self, path: Path, known: _SyncedFile) -> None:
         now = path.read_bytes()
@@ -246,3 +262,16 @@ class SimDisk(Disk):
             file.seek(at)
             file.write(bytes([content[at] ^ (1 << self._rng.randrange(8))]))
         return path
+
+
+def _restore(kept: Path, path: Path) -> None:
+    """Give a file its old name again."""
+    path.unlink(missing_ok=True)
+    path.hardlink_to(kept)
+
+
+def _undo_replace(source: Path, source_kept: Path, target: Path, target_kept: Path | None) -> None:
+    _restore(source_kept, source)
+    target.unlink(missing_ok=True)
+    if target_kept is not None:
+        _restore(target_kept, target)

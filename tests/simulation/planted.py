@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Final
 from unittest import mock
@@ -50,6 +50,10 @@ class PlantedBug:
 
 def _forget_to_sync() -> Patch:
     return mock.patch.object(Flush, "run", Flush.cancel)
+
+
+def _forget_to_sync_names() -> Patch:
+    return mock.patch.object(Flush, "add_folder", return_value=None)
 
 
 def _send_again_after_success() -> Patch:
@@ -160,6 +164,12 @@ PLANTED: Final = (
         "no acknowledged message lost",
         _faulty("kill_broker", fault_gap_s=20.0),
         _forget_to_sync,
+    ),
+    PlantedBug(
+        "acknowledge before the disk has the name of the file",
+        "no acknowledged message lost",
+        replace(_faulty("kill_broker", fault_gap_s=20.0), gap_s=1.0),
+        _forget_to_sync_names,
     ),
     PlantedBug("send again after success", "delivered at least once only", _CALM, _send_again_after_success),
     PlantedBug("take the newest first", "ordered consumption ordered", _CALM, _take_the_newest_first),

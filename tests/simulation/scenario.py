@@ -174,6 +174,7 @@ class Scenario:
             BrokerNode(world, f"10.0.1.{number}", f"broker-{number}", self.name_server_list, **settings)
             for number in (1, 2)
         ]
+        self._servers: list[Node] = [*self.name_servers, *self.brokers]
         self.applications = [
             Application(self, "10.0.2.1", "producer-1", self._make_producer),
             Application(self, "10.0.2.2", "producer-2", self._make_producer),
@@ -462,21 +463,21 @@ class Scenario:
         self.world.network.read_again(ip)
 
     async def _slow_disk(self) -> None:
-        broker, pause_s = self.world.rng.choice(self.brokers), self._pause()
-        self.world.note(f"slow disk of {broker.name} for {pause_s:.2f} s")
-        broker.machine.disk.faults.slow_share = 0.2
+        node, pause_s = self.world.rng.choice(self._servers), self._pause()
+        self.world.note(f"slow disk of {node.machine.ip} for {pause_s:.2f} s")
+        node.machine.disk.faults.slow_share = 0.2
         await asyncio.sleep(pause_s)
-        broker.machine.disk.faults.slow_share = 0.0
+        node.machine.disk.faults.slow_share = 0.0
 
     async def _fill_disk(self) -> None:
-        with self._one_of(self.brokers) as broker:  # a broker does not start on a full disk
-            if broker is None:
+        with self._one_of(self._servers) as node:  # a broker does not start on a full disk
+            if node is None:
                 return
             pause_s = self._pause()
-            self.world.note(f"full disk of {broker.name} for {pause_s:.2f} s")
-            broker.machine.disk.faults.is_full = True
+            self.world.note(f"full disk of {node.machine.ip} for {pause_s:.2f} s")
+            node.machine.disk.faults.is_full = True
             await asyncio.sleep(pause_s)
-            broker.machine.disk.faults.is_full = False
+            node.machine.disk.faults.is_full = False
 
     async def _fail_sync(self) -> None:
         """Let a sync fail. The broker then refuses messages until its operator restarts it."""
@@ -516,9 +517,10 @@ class Scenario:
         network.slow_links.clear()
         for machine in list(network.stalled):
             network.read_again(machine)
-        for broker in self.brokers:
-            faults = broker.machine.disk.faults
+        for node in self._servers:
+            faults = node.machine.disk.faults
             faults.slow_share, faults.is_full, faults.fails_next_sync = 0.0, False, False
+        for broker in self.brokers:
             components = None if broker.broker is None else broker.broker._components
             if components is None or components.flushing.has_stopped:
                 await broker.kill(power=False)

@@ -6,7 +6,9 @@ import asyncio
 import os
 import random
 import select
+import shutil
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -260,6 +262,7 @@ def test_a_power_failure_keeps_what_was_synced_and_may_lose_the_rest(disk: SimDi
     lost = 0
     for _ in range(20):
         descriptor = disk.open(path, 64 * SECTOR)
+        disk.sync_folder(path.parent)
         disk.write(descriptor, b"s" * SECTOR * 8, 0)
         disk.sync(descriptor)
         disk.write(descriptor, b"u" * SECTOR * 8, SECTOR * 8)
@@ -306,9 +309,23 @@ def test_a_full_disk_refuses_writes_and_a_failing_sync_keeps_nothing(disk: SimDi
     with pytest.raises(FileWriteError):
         disk.sync(descriptor)
     disk.sync(descriptor)
+    disk.sync_folder(path.parent)
     os.close(descriptor)
     disk.crash()
     assert path.read_bytes()[:1] == b"x"
+
+
+def test_a_power_failure_may_undo_names_that_were_not_synced(disk: SimDisk, tmp_path: Path) -> None:
+    folder = tmp_path / "config"
+    found: Counter[tuple[str, ...]] = Counter()
+    for _ in range(60):
+        shutil.rmtree(folder, ignore_errors=True)
+        replace_file(folder / "a", b"one", disk=disk)  # syncs the folder
+        os.close(disk.create(folder / "b"))
+        disk.remove(folder / "a")
+        disk.crash()
+        found[tuple(sorted(path.name for path in folder.iterdir()))] += 1
+    assert found.keys() == {("a",), ("a", "b"), ("b",)}, "a removal must not overtake an older creation"
 
 
 def test_a_flipped_bit_changes_one_bit(disk: SimDisk, tmp_path: Path) -> None:
