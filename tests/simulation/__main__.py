@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import sys
@@ -31,7 +30,10 @@ def main() -> int:
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of texts must iterate in the same order in each run
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
-    logging.basicConfig(level=logging.INFO if arguments.log else logging.CRITICAL, format="%(name)s %(message)s")
+    if arguments.log:
+        logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
+    else:
+        logging.basicConfig(level=logging.CRITICAL, handlers=[logging.NullHandler()])
     plan = Plan(load_s=max(60.0, arguments.hours * 3600 - SETTLE_S))
     if arguments.seed is not None:
         before = time.process_time()
@@ -46,7 +48,7 @@ def _run_many(first: int, for_s: float, plan: Plan, processes: int) -> int:
     began = time.perf_counter()
     reports: list[Report] = []
     busy_s = 0.0
-    with Pool(processes, _be_quiet) as pool:
+    with Pool(processes) as pool:
         work = ((seed, plan) for seed in count(first))
         waiting: deque[AsyncResult[tuple[Report, float]]] = deque()
         while waiting or time.perf_counter() - began < for_s:
@@ -67,14 +69,9 @@ def _run_many(first: int, for_s: float, plan: Plan, processes: int) -> int:
     return bool(failed)
 
 
-def _be_quiet() -> None:
-    logging.disable(logging.CRITICAL)
-
-
 def _run_one(work: tuple[int, Plan]) -> tuple[Report, float]:
     before = time.process_time()
     report = run(*work)
-    gc.collect()
     return report, time.process_time() - before
 
 

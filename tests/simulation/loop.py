@@ -130,8 +130,6 @@ class SimLoop(BaseEventLoop):
 
     def _note_failure(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if isinstance(error, SimulationError):
-            raise error
         self.failures.append(f"{self._now - 1000:.3f} s, {HOST.get()}: {context.get('message')}: {error!r}")
 
     def delay_job(self, seconds: float) -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 
 import msgspec
 
+from skyroute.broker.clients.client_expiry import ClientExpiryScan
 from skyroute.broker.scheduling.delay_levels import DelayLevels
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.transactions.transactions import Transactions
@@ -154,6 +155,10 @@ def _commit_what_is_rolled_back() -> Patch:
     return mock.patch.object(Transactions, "end", commit)
 
 
+def _fail_in_the_background() -> Patch:
+    return mock.patch.object(ClientExpiryScan, "scan", side_effect=RuntimeError("planted"))
+
+
 def _faulty(*faults: str, load_s: float = 600.0, settle_s: float = 120.0, fault_gap_s: float = 60.0) -> Plan:
     return Plan(load_s=load_s, gap_s=4.0, fault_gap_s=fault_gap_s, faults=faults, sync_flush=True, settle_s=settle_s)
 
@@ -195,5 +200,6 @@ PLANTED: Final = (
     PlantedBug("report changes again", "watch revisions ordered", _faulty("kill_broker"), _report_changes_again),
     PlantedBug("do not record topics", "journal replay equals the table", _CALM, _do_not_record_topics),
     PlantedBug("deliver early", "delayed never early", _CALM, _deliver_early),
+    PlantedBug("fail in the background", "nothing fails unhandled", _CALM, _fail_in_the_background),
     PlantedBug("commit what is rolled back", "half messages end once", _CALM, _commit_what_is_rolled_back),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import random
 import shutil
 import tempfile
@@ -46,6 +48,7 @@ from tests.simulation.history import (
     Send,
     WatchStep,
 )
+from tests.simulation.loop import HOST
 from tests.simulation.network import Latency
 from tests.simulation.seams import simulated
 
@@ -90,6 +93,9 @@ class Plan:
     sync_flush: bool | None = None
     """Whether sends wait for the disk, so that no power failure loses them; None: the seed decides."""
     settle_s: float = SETTLE_S
+
+
+HANDLER_FAILURE: Final = "this handler fails, in this simulation"
 
 
 class Node(Protocol):
@@ -228,7 +234,6 @@ class Scenario:
             await broker.stop()
         for name_server in self.name_servers:
             await name_server.stop()
-        self.history.failures = list(world.loop.failures)
 
     async def _create_topics(self) -> None:
         admin = Admin(self.name_server_list, client_ip=self._watcher.ip, clock=self._watcher.clock)
@@ -331,7 +336,7 @@ class Scenario:
             await asyncio.sleep(application.rng.uniform(0.001, 0.05))
             if application.rng.random() < self.plan.handler_failures:
                 self.history.had_faults = True
-                raise ValueError("this handler fails, in this simulation")
+                raise ValueError(HANDLER_FAILURE)
             delivery.is_consumed = True
 
         return handle
@@ -668,6 +673,34 @@ class Report:
     violations: dict[str, list[str]]
 
 
+class _Tracebacks(logging.Handler):
+    """Collects exceptions that the product logs as errors, because nothing else handles them."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and str(error) != HANDLER_FAILURE:
+            self._world.loop.failures.append(
+                f"{self._world.now:.3f} s, {HOST.get()}: {record.name}: {record.getMessage()}: {error!r}"
+            )
+
+
+@contextmanager
+def _tracebacks_of(world: World) -> Iterator[None]:
+    product, handler = logging.getLogger("skyroute"), _Tracebacks(world)
+    level = product.level
+    product.setLevel(min(product.getEffectiveLevel(), logging.ERROR))
+    product.addHandler(handler)
+    try:
+        yield
+    finally:
+        product.removeHandler(handler)
+        product.setLevel(level)
+
+
 @contextmanager
 def _scratch() -> Iterator[Path]:
     """Give a folder in memory, if there is one: the disk is simulated, and need not be waited for."""
@@ -684,11 +717,13 @@ def run(seed: int, plan: Plan | None = None, trace: Path | None = None) -> Repor
     with _scratch() as folder:
         world = World(seed, folder)
         world.trace_lines = None if trace is None else []
-        with simulated(world.loop, world.threads, seed):
+        with simulated(world.loop, world.threads, seed), _tracebacks_of(world):
             scenario = Scenario(world, plan or Plan())
             asyncio.set_event_loop(world.loop)
             try:
                 world.loop.run_until_complete(scenario.run())
+                gc.collect()  # reports exceptions of tasks for which nothing waits
+                scenario.history.failures = list(world.loop.failures)
             finally:
                 world.threads.end()
                 asyncio.set_event_loop(None)

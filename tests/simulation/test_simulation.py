@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from subprocess import run as run_process
 from sys import executable
@@ -15,14 +13,6 @@ from tests.simulation.scenario import Plan, run
 
 SEEDS = range(1, 6)
 SHORT = Plan(load_s=240.0, gap_s=6.0, fault_gap_s=40.0, settle_s=240.0)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """The product logs every fault of a run."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
