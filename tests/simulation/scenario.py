@@ -414,6 +414,7 @@ class Scenario:
             power, pause_s = self._chooses_power(), self._pause()
             self.world.note(f"{broker.name} {'loses power' if power else 'is killed'} for {pause_s:.2f} s")
             await broker.kill(power=power)
+            self._flip_bit(broker, "store/index/*")
             await asyncio.sleep(pause_s)
             await broker.restart()
             self.world.note(f"{broker.name} is back, {broker.machine.disk.lost_sectors} sectors lost so far")
@@ -425,9 +426,17 @@ class Scenario:
             power, pause_s, ip = self.world.rng.random() < 0.5, self._pause(), name_server.ip
             self.world.note(f"name server {ip} {'loses power' if power else 'is killed'} for {pause_s:.2f} s")
             await name_server.kill(power=power)
+            self._flip_bit(name_server, "memory/routes.snapshot")
             await asyncio.sleep(pause_s)
             await name_server.restart()
             self.world.note(f"name server {ip} is back")
+
+    def _flip_bit(self, node: Node, pattern: str) -> None:
+        """Damage a file of a stopped server, at times: one whose content can be built again."""
+        if self.world.rng.random() < 0.2:
+            path = node.machine.disk.flip_bit(pattern)
+            if path is not None:
+                self.world.note(f"a bit of {path.relative_to(self.world.folder)} flips")
 
     async def _partition(self) -> None:
         rng, pause_s = self.world.rng, self._pause()
