@@ -72,6 +72,8 @@ class Plan:
     burst: int = 6
     fault_gap_s: float = 100.0
     """Mean time between two faults; 0: no faults."""
+    transactions: float = 0.05
+    """The share of messages that are sent in a transaction."""
     handler_failures: float = 0.01
     """The share of handler calls that fail."""
     faults: tuple[str, ...] = (
@@ -261,19 +263,19 @@ class Scenario:
                 number += 1
                 body = f"{prefix}.{number}"
                 chance = rng.random()
-                if chance < 0.45:
+                if rng.random() < plan.transactions:
+                    ending = rng.choice((Ending.COMMIT, Ending.ROLLBACK))
+                    await self._send_in_transaction(producer, body, ending, knows=rng.random() < 0.7)
+                elif chance < 0.5:
                     await self._send(producer, Message(ORDERS, body.encode()), body)
-                elif chance < 0.85:
+                elif chance < 0.9:
                     key = f"key-{rng.randrange(4)}"
                     await self._send(producer, Message(LEDGER, body.encode(), sharding_key=key), body)
-                elif chance < 0.95:
+                else:
                     delay_s = rng.choice((1.0, 5.0, 10.0))
                     level = {1.0: 1, 5.0: 2, 10.0: 3}[delay_s]
                     message = Message(ORDERS, body.encode(), delay_level=level)
                     await self._send(producer, message, body, delay_s=delay_s)
-                else:
-                    ending = rng.choice((Ending.COMMIT, Ending.ROLLBACK))
-                    await self._send_in_transaction(producer, body, ending, knows=rng.random() < 0.7)
 
     async def _send(self, producer: Producer, message: Message, body: str, *, delay_s: float = 0.0) -> None:
         now = self.world.now
