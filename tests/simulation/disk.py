@@ -47,6 +47,8 @@ class DiskFaults:
     slow_share: float = 0.0
     """The share of syncs that take up to `slow_s`."""
     slow_s: float = 8.0
+    loses_names: bool = True
+    """A power failure loses names whose folder was not synced, as POSIX allows. Common file systems of Linux do not."""
     fails_next_sync: bool = False
     """The next sync fails, and what was written since the last one is lost at a power failure."""
 
@@ -208,7 +210,7 @@ class SimDisk(Disk):
         """Lose or tear what was not synced, and count a boot. Call it while nothing has the files open."""
         self._boots += 1
         for undo in self._undo.values():
-            lost = undo[self._rng.randint(0, len(undo)) :]
+            lost = undo[self._rng.randint(0, len(undo)) :] if self.faults.loses_names else []
             self.lost_names += len(lost)
             for step in reversed(lost):
                 step()

@@ -167,13 +167,13 @@ PLANTED: Final = (
     PlantedBug(
         "acknowledge before the disk has it",
         "no acknowledged message lost",
-        _faulty("kill_broker", fault_gap_s=20.0),
+        _faulty("lose_power", fault_gap_s=20.0),
         _forget_to_sync,
     ),
     PlantedBug(
         "acknowledge before the disk has the name of the file",
         "no acknowledged message lost",
-        replace(_faulty("kill_broker", fault_gap_s=20.0), gap_s=1.0),
+        replace(_faulty("lose_power", fault_gap_s=20.0), gap_s=1.0, loses_names=True),
         _forget_to_sync_names,
     ),
     PlantedBug("send again after success", "delivered at least once only", _CALM, _send_again_after_success),

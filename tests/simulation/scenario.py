@@ -94,6 +94,8 @@ class Plan:
     """How many faults may last at the same time."""
     sync_flush: bool | None = None
     """Whether sends wait for the disk, so that no power failure loses them; None: the seed decides."""
+    loses_names: bool = False
+    """Whether a power failure may lose the name of a file whose folder was not synced."""
     settle_s: float = SETTLE_S
 
 
@@ -183,6 +185,8 @@ class Scenario:
             for number in (1, 2)
         ]
         self._servers: list[Node] = [*self.name_servers, *self.brokers]
+        for node in self._servers:
+            node.machine.disk.faults.loses_names = self.plan.loses_names
         self.applications = [
             Application(self, "10.0.2.1", "producer-1", self._make_producer),
             Application(self, "10.0.2.2", "producer-2", self._make_producer),
@@ -418,6 +422,30 @@ class Scenario:
             await broker.kill(power=power)
             self._flip_bit(broker, "store/index/*")
             await asyncio.sleep(pause_s)
+            await broker.restart()
+            self.world.note(f"{broker.name} is back, {broker.machine.disk.lost_sectors} sectors lost so far")
+
+    async def _lose_power(self) -> None:
+        with self._one_of(self.brokers) as broker:
+            if broker is None or not self.survives_power_failure:
+                return
+            pause_s = self._pause()
+            self.world.note(f"{broker.name} loses power for {pause_s:.2f} s")
+            await broker.kill(power=True)
+            await asyncio.sleep(pause_s)
+            await broker.restart()
+
+    async def _kill_twice(self) -> None:
+        """Kill a broker, and let its machine lose power soon after the restart."""
+        with self._one_of(self.brokers) as broker:
+            if broker is None or not self.survives_power_failure:
+                return
+            pause_s = self.world.rng.uniform(0.5, 15.0)
+            self.world.note(f"{broker.name} is killed, and loses power {pause_s:.2f} s after its restart")
+            await broker.kill(power=False)
+            await broker.restart()
+            await asyncio.sleep(pause_s)
+            await broker.kill(power=True)
             await broker.restart()
             self.world.note(f"{broker.name} is back, {broker.machine.disk.lost_sectors} sectors lost so far")
 
