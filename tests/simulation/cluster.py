@@ -154,11 +154,12 @@ async def _kill_name_server(server: NameServer) -> None:
     if server._server is not None:
         server._server.abort()
     await server._background.end()
-    memory, server._memory = server._memory, None
-    if memory is not None:
-        memory.folder.release()
-    if server._notifier is not None:
-        await server._notifier.stop()
+    publisher = server._publisher
+    persistence, publisher.persistence = publisher.persistence, None
+    if persistence is not None:
+        persistence.folder.release()
+    if publisher.notifier is not None:
+        await publisher.notifier.stop()
 
 
 class BrokerNode:

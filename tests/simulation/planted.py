@@ -24,10 +24,10 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.nameserver.persistence import Persistence
 from skyroute.nameserver.route_history import RouteHistory
 from skyroute.nameserver.server_events import Change
-from skyroute.routing.events import TopicsChanged
-from skyroute.routing.groups import Member
+from skyroute.routing.events import RegistrationOutcome, TopicsChanged
+from skyroute.routing.group_state import GroupMember
 from skyroute.routing.leases import Leases
-from skyroute.routing.registration import Registration, RegistrationOutcome
+from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.transaction import TransactionEnd, TransactionOutcome
 from skyroute.wire.calls.watch import RouteChange
@@ -84,38 +84,38 @@ def _take_all_queues() -> Patch:
 
 def _keep_dead_brokers() -> Patch:
     nothing: Callable[[RouteTable, float], tuple[()]] = lambda *_: ()  # noqa: E731 - a value for the patch
-    return mock.patch.multiple(RouteTable, evict_expired=nothing, drop_holder=nothing)
+    return mock.patch.multiple(RouteTable, evict_expired=nothing, drop_connection=nothing)
 
 
 def _let_old_connections_end_brokers() -> Patch:
-    """A connection that ends takes every broker with it that ever spoke through it."""
-    hand_over, held_by = Leases.hand_over, Leases.held_by
-    former: dict[int, list[Member]] = {}
+    """A connection that closes removes every broker that ever registered on it."""
+    change_connection, on_connection = Leases.change_connection, Leases.on_connection
+    former: dict[int, list[GroupMember]] = {}
 
-    def note_and_hand_over(self: Leases, member: Member, holder: int) -> None:
-        former.setdefault(member.holder, []).append(member)
-        hand_over(self, member, holder)
+    def note_and_change(self: Leases, member: GroupMember, connection: int) -> None:
+        former.setdefault(member.connection, []).append(member)
+        change_connection(self, member, connection)
 
-    def held_ever(self: Leases, holder: int) -> Iterable[Member]:
-        older = [member for member in former.get(holder, ()) if self.find(member.key) is member]
-        return dict.fromkeys([*held_by(self, holder), *older])
+    def ever_on(self: Leases, connection: int) -> Iterable[GroupMember]:
+        older = [member for member in former.get(connection, ()) if self.find(member.key) is member]
+        return dict.fromkeys([*on_connection(self, connection), *older])
 
-    return mock.patch.multiple(Leases, hand_over=note_and_hand_over, held_by=held_ever)
+    return mock.patch.multiple(Leases, change_connection=note_and_change, on_connection=ever_on)
 
 
 def _let_delayed_registrations_take_brokers_back() -> Patch:
-    """The last connection that delivers a registration speaks for the broker, however old it is."""
+    """The last connection on which a registration arrives owns the broker, however old it is."""
     register = RouteTable.register
 
-    def hand_over_and_register(
-        self: RouteTable, registration: Registration, *, holder: int, **arguments: Any
+    def take_over_and_register(
+        self: RouteTable, registration: Registration, *, connection: int, **arguments: Any
     ) -> RegistrationOutcome:
         member = self._leases.find(registration.key)
         if member is not None:
-            self._leases.hand_over(member, holder)
-        return register(self, registration, holder=holder, **arguments)
+            self._leases.change_connection(member, connection)
+        return register(self, registration, connection=connection, **arguments)
 
-    return mock.patch.object(RouteTable, "register", hand_over_and_register)
+    return mock.patch.object(RouteTable, "register", take_over_and_register)
 
 
 def _report_changes_again() -> Patch:

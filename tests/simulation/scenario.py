@@ -32,8 +32,8 @@ from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.replay import Replay
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RemotingError
-from skyroute.routing.groups import Group
-from skyroute.routing.image import GroupImage, image_of
+from skyroute.routing.group_state import GroupState
+from skyroute.routing.snapshot import GroupSnapshot, snapshot_of
 from skyroute.wire.calls.watch import Bookmark, WatchQuery, decode_watch_answer, encode_watch
 from tests.simulation.checkers import check
 from tests.simulation.cluster import BrokerNode, Machine, NameServerNode, World
@@ -665,8 +665,8 @@ class Scenario:
     def _sample_journal(self, name_server: NameServerNode) -> None:
         """Compare the journal with the table, unless changes wait to be written."""
         server = name_server.server
-        memory = None if server is None else server._memory
-        if server is None or memory is None or memory.journal is None or not memory.journal.caught_up:
+        persistence = None if server is None else server._publisher.persistence
+        if server is None or persistence is None or persistence.journal is None or not persistence.journal.caught_up:
             return
         replay = Replay()
         for record in read_records(name_server.journal_folder):
@@ -675,7 +675,7 @@ class Scenario:
         self.history.journal_samples.append(JournalSample(self.world.now, name_server.ip, table, replayed))
 
 
-def recorded(groups: Iterable[Group]) -> Mapping[str, GroupImage]:
+def recorded(groups: Iterable[GroupState]) -> Mapping[str, GroupSnapshot]:
     """Return what a journal records of broker groups: all but leases and who knows of acting masters."""
     return {
         group.name: replace(
@@ -685,7 +685,7 @@ def recorded(groups: Iterable[Group]) -> Mapping[str, GroupImage]:
                 for member in group.members
             ),
         )
-        for group in image_of(groups, 0.0).groups
+        for group in snapshot_of(groups, 0.0).groups
     }
 
 
