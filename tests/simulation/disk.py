@@ -1,4 +1,7 @@
-"""A simulated disk: real files, of which a power failure loses or tears what was not synced."""
+"""A simulated disk: real files, of which a power failure loses or tears what was not synced.
+
+Folders that a program creates without the disk, such as those of a lock, count as synced.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +59,8 @@ class DiskFaults:
 class SimDisk(Disk):
     """The disk of one machine. All its files are below `folder`.
 
-    Contents are on disk after a sync, names after a sync of their folder. `crash` makes the files what a restarted
-    machine finds: of the changes of names in a folder that were not synced, it keeps the first ones.
+    Contents are on disk after a sync, names of files and folders after a sync of their folder. `crash` makes the files
+    what a restarted machine finds: of the changes of names in a folder that were not synced, it keeps the first ones.
     """
 
     def __init__(self, folder: Path, rng: random.Random, sleep: Callable[[float], None]) -> None:
@@ -99,6 +102,7 @@ class SimDisk(Disk):
     def open(self, path: Path, size: int) -> int:
         self._check()
         existed = path.exists()
+        self._add_folders(path.parent)
         descriptor = super().open(path, size)
         if not existed:
             self._add(path, descriptor)
@@ -160,7 +164,18 @@ class SimDisk(Disk):
 
     def make_folder(self, folder: Path) -> None:
         self._check()
+        self._add_folders(folder)
         super().make_folder(folder)
+
+    def _add_folders(self, folder: Path) -> None:
+        """Create missing folders: their names are not on disk."""
+        missing: list[Path] = []
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        for each in reversed(missing):
+            self._may_undo(each, partial(shutil.rmtree, each, ignore_errors=True))
+            each.mkdir()
 
     def remove(self, path: Path) -> None:
         self._check()

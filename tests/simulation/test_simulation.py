@@ -52,9 +52,6 @@ def test_a_power_failure_soon_after_a_kill_loses_nothing() -> None:
     assert run(1, KILLED_TWICE).violations == {}
 
 
-@pytest.mark.xfail(
-    reason="a broker does not sync the folders of queue segments that its killed predecessor created", strict=True
-)
 def test_a_power_failure_soon_after_a_kill_loses_nothing_even_if_it_takes_names() -> None:
     assert run(1, replace(KILLED_TWICE, loses_names=True)).violations == {}
 

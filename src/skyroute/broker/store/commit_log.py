@@ -193,6 +193,7 @@ class CommitLog:
             if newest is not self._synced_segment:
                 self._synced_segment = newest
                 flush.add_folder(self._log.folder)
+                flush.add_folder(self._log.folder.parent)
 
     def note_flushed(self, position: int) -> None:
         """Note that everything before a position is on disk."""

@@ -117,9 +117,10 @@ class MessageStore(StoreReader):
             self._checkpoint.end_batch()  # a note of an earlier log: this recovery may die, and the next one trust it
         self._log.load()
         self._queues.load()
-        on_disk = self._checkpoint.on_disk if shutdown is Shutdown.MACHINE_STOPPED else None
+        on_disk = self._checkpoint.on_disk
         if self._index is not None:
-            self._index.load(on_disk.index_file or None if on_disk is not None else None)
+            newest = on_disk.index_file if on_disk is not None and shutdown is Shutdown.MACHINE_STOPPED else 0
+            self._index.load(newest or None)
         is_ours = shutdown in (Shutdown.PROCESS_DIED, Shutdown.MACHINE_STOPPED) or (
             shutdown is Shutdown.CLEAN and self._checkpoint.closed_end is not None
         )
@@ -139,6 +140,9 @@ class MessageStore(StoreReader):
             begin_rebuild=self._begin_rebuild,
         )
         self._checkpoint.end_batch()
+        if shutdown is Shutdown.PROCESS_DIED:
+            synced_end, index_file = (0, 0) if on_disk is None else (on_disk.end, on_disk.index_file)
+            self._dispatcher.note_unsynced(self._queues.by_key.values(), synced_end, index_file)
         span = range(self._log.start, self._log.end)
         self.damage = known_damage.merge(self.recovered.damaged, self.recovered.cuts, span)
         self._log.damaged.set_ranges((each.position, each.end) for each in self.damage.ranges)
