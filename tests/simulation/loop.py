@@ -43,6 +43,58 @@ class _SimTask(asyncio.Task[Any]):
         return self._number
 
 
+def _nothing() -> None:
+    """Stand for the callback of a cancelled handle."""
+
+
+class _SimHandle(asyncio.Handle):
+    """A handle without debug mode: a run makes a million of them."""
+
+    __slots__ = ()
+
+    def __init__(  # the base class would ask the loop for its debug mode
+        self, callback: Callable[..., Any], args: tuple[Any, ...], loop: SimLoop, context: contextvars.Context | None
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = _nothing
+        self._args = ()
+
+
+class _SimTimer(asyncio.TimerHandle):
+    """As `_SimHandle`, for a timer."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        loop: SimLoop,
+        context: contextvars.Context | None,
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = False
+
+    cancel = _SimHandle.cancel
+
+
 class SimLoop(BaseEventLoop):
     """Runs callbacks in a fixed order, and jumps to the time of the next timer when there are none.
 
@@ -50,7 +102,8 @@ class SimLoop(BaseEventLoop):
     the loop, after a seeded delay; a slow disk adds to it with `delay_job`.
     """
 
-    _ready: deque[asyncio.Handle]
+    _ready: deque[Any]
+    """Handles; `typeshed` does not know their attributes."""
     _stopping: bool
 
     def __init__(self, seed: int) -> None:
@@ -58,7 +111,7 @@ class SimLoop(BaseEventLoop):
         self._now = 1_000.0
         self._timers: list[tuple[float, float, int, asyncio.TimerHandle]] = []
         self._numbers = count()
-        self._order = random.Random(f"order {seed}")
+        self._order = random.Random(f"order {seed}").random
         self._job_random = random.Random(f"jobs {seed}")
         self._queues: dict[Executor, deque[Callable[[], None]]] = {}
         """Jobs of executors with a single thread; the first one runs."""
@@ -80,13 +133,23 @@ class SimLoop(BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        when = self._now + delay
+        handle = _SimTimer(when, callback, args, self, context)
+        heappush(self._timers, (when, self._order(), next(self._numbers), handle))
+        return handle
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = _SimHandle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        heappush(self._timers, (when, self._order.random(), next(self._numbers), handle))
+        handle = _SimTimer(when, callback, args, self, context)
+        heappush(self._timers, (when, self._order(), next(self._numbers), handle))
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -104,15 +167,19 @@ class SimLoop(BaseEventLoop):
                 self.turns = 0
         now = self._now
         while timers and timers[0][0] <= now:
-            handle: asyncio.Handle = heappop(timers)[3]
-            ready.append(handle)
+            ready.append(heappop(timers)[3])
         self.turns += 1
         if self.turns > TURNS_MAX:
             raise SimulationError(f"no time passes at {now - 1000:.6f} s: {[str(each) for each in list(ready)[:5]]}")
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:
-                handle._run()
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - asyncio's own handle does the same
+                    self.call_exception_handler({"message": f"Exception in {handle}", "exception": error})
 
     def _write_to_self(self) -> None:
         """Do nothing: the loop never sleeps."""

@@ -229,6 +229,11 @@ class SimTransport(asyncio.Transport):
 
     # Output
 
+    @property
+    def needs_window(self) -> bool:
+        """Whether an acknowledgement lets this side do something."""
+        return bool(self._unsent) or self._is_closing or self._is_write_paused
+
     def _check_pause(self) -> None:
         if self._unsent_bytes > self._high and not self._is_write_paused:
             self._is_write_paused = True
@@ -397,7 +402,11 @@ class SimNetwork:
 
     def acknowledge(self, sender: SimTransport, reader: SimTransport, size: int) -> None:
         """Open the window of a sender again, once the acknowledgement has arrived."""
-        self.loop.call_later(self.delay(reader.host, sender.host), sender._acknowledged, size, context=sender._context)
+        if sender.needs_window:
+            delay_s = self.delay(reader.host, sender.host)
+            self.loop.call_later(delay_s, sender._acknowledged, size, context=sender._context)
+        else:
+            sender._in_window -= size  # nothing waits for it: not worth a timer
 
     def forget(self, side: SimTransport) -> None:
         self.connections.pop(side, None)
