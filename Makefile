@@ -21,7 +21,7 @@ SIMULATE_S ?= 300
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console texts test-peers test-damage simulate test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console texts test-peers test-damage simulate simulate-bugs test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ test-damage: $(READY) ## damage a million stores and recover them, for hours; DA
 
 simulate: $(READY) ## simulate clusters with faults for SIMULATE_S seconds; SEED=... replays one
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--for $(SIMULATE_S))
+
+simulate-bugs: $(READY) ## plant a bug for each invariant of the simulation, and check that it is found
+	$(BIN)/python -m tests.simulation --planted
 
 test-floors: $(FLOORS_READY) ## run the unit tests with the lowest allowed versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -31,9 +32,12 @@ from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.transaction import TransactionEnd, TransactionOutcome
 from skyroute.wire.calls.watch import RouteChange
-from tests.simulation.scenario import Plan
+from tests.simulation.scenario import Plan, run
 
 Patch = AbstractContextManager[Any]
+
+SEEDS: Final = range(1, 6)
+"""Seeds of which one must show a planted bug."""
 
 _CALM: Final = Plan(load_s=120.0, gap_s=4.0, fault_gap_s=0.0, handler_failures=0.0, settle_s=60.0)
 """No fault: nothing excuses a redelivery."""
@@ -203,3 +207,26 @@ PLANTED: Final = (
     PlantedBug("fail in the background", "nothing fails unhandled", _CALM, _fail_in_the_background),
     PlantedBug("commit what is rolled back", "half messages end once", _CALM, _commit_what_is_rolled_back),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether the checker of a planted bug has found it."""
+
+    seed: int | None
+    """The first seed that shows it; None if none of `SEEDS` does."""
+    unplanted: dict[str, list[str]]
+    """Violations of the same run without the bug; there must be none."""
+    took_s: float
+
+
+def find_planted(number: int) -> Finding:
+    """Run one seed without a bug of `PLANTED`, and then seeds with it until its checker finds it."""
+    bug, before = PLANTED[number], time.process_time()
+    unplanted = run(SEEDS[0], bug.plan).violations
+    for seed in SEEDS:
+        with bug.plant():
+            report = run(seed, bug.plan)
+        if bug.invariant in report.violations:
+            return Finding(seed, unplanted, time.process_time() - before)
+    return Finding(None, unplanted, time.process_time() - before)
