@@ -196,6 +196,8 @@ class BrokerNode:
                 "index_entries": 1000,
                 "index_in_own_process": False,
                 "default_topic_queues": 4,
+                "flush_interval_s": 1.0,
+                "offset_save_interval_s": 8.0,
                 **self._settings,
             }
         )

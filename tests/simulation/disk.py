@@ -19,7 +19,7 @@ from skyroute.files.disk import Disk
 from skyroute.files.errors import DiskFullError, FileWriteError
 
 SECTOR: Final = 512
-"""A power failure keeps or loses whole sectors; a write of several may be torn between any two."""
+"""A power failure keeps or loses whole sectors, and syncs write whole ones. A write of several may be torn."""
 
 _SEGMENT_FOLDERS: Final = frozenset({"commitlog", "consumequeue", "batchconsumequeue", "journal"})
 """Folders whose files are written through the disk only. Others may be written through a mapping, which is not seen."""
@@ -37,6 +37,8 @@ class _SyncedFile:
     content: bytearray = field(default_factory=bytearray)
     dirty: list[tuple[int, int]] = field(default_factory=list)
     """Ranges written since the last sync, if all writes go through the disk."""
+    dropped: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges that a failed sync has dropped: Linux keeps them in its cache, and never writes them."""
     is_mapped: bool = False
     """Writes go through a mapping, unseen: compare all of it."""
 
@@ -53,7 +55,9 @@ class DiskFaults:
     loses_names: bool = True
     """A power failure loses names whose folder was not synced, as POSIX allows. Common file systems of Linux do not."""
     fails_next_sync: bool = False
-    """The next sync fails, and what was written since the last one is lost at a power failure."""
+    """The next sync fails, and later ones do not write what this one should have written. A power failure loses it."""
+    fails_sync_of: str = ""
+    """The sync that fails is of a file with this text in its path."""
 
 
 class SimDisk(Disk):
@@ -140,8 +144,11 @@ class SimDisk(Disk):
         self._sleep(self._rng.uniform(*faults.sync_s) if not is_slow else self._rng.uniform(0.05, faults.slow_s))
         self._check()  # the machine may have been switched off meanwhile
         known = self._file(descriptor)
-        if faults.fails_next_sync:
+        if faults.fails_next_sync and faults.fails_sync_of in str(known.path):
             faults.fails_next_sync = False
+            if not known.is_mapped:
+                known.dropped += known.dirty
+                known.dirty.clear()
             raise FileWriteError("this sync fails on the simulated disk")
         size = os.fstat(descriptor).st_size
         content = known.content
@@ -153,9 +160,9 @@ class SimDisk(Disk):
             content[:] = os.pread(descriptor, size, 0)
         else:
             for start, end in known.dirty:
-                stop = min(end, size)
-                if start < stop:
-                    content[start:stop] = os.pread(descriptor, stop - start, start)
+                low, stop = start // SECTOR * SECTOR, min(-(-end // SECTOR) * SECTOR, size)
+                if low < stop:
+                    content[low:stop] = os.pread(descriptor, stop - low, low)
         known.dirty.clear()
 
     def sync_folder(self, folder: Path) -> None:
@@ -258,7 +265,7 @@ class SimDisk(Disk):
 
     @staticmethod
     def _changed_sectors(now: bytes, old: bytes | bytearray, known: _SyncedFile) -> list[int]:
-        ranges = [(0, len(now))] if known.is_mapped else known.dirty
+        ranges = [(0, len(now))] if known.is_mapped else known.dirty + known.dropped
         sectors: dict[int, None] = {}
         for begin, end in ranges:
             for start in range(begin // SECTOR * SECTOR, min(end, len(now)), SECTOR):

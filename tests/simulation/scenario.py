@@ -59,7 +59,8 @@ SETTLE_S: Final = 240.0
 SAMPLE_S: Final = 5.0
 JOURNAL_SAMPLES: Final = 5
 """Every so many samples, the journals are replayed too."""
-FAST: Final = Intervals(rebalance_s=20.0)
+INTERVALS: Final = Intervals(commit_s=8.0)
+"""With fewer commits: most have nothing new to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,16 @@ class Plan:
     handler_failures: float = 0.01
     """The share of handler calls that fail."""
     faults: tuple[str, ...] = (
-        *("kill_broker", "kill_broker", "kill_name_server", "partition", "partition", "reset_connections", "half_open"),
+        *(
+            "kill_broker",
+            "kill_broker",
+            "kill_twice",
+            "kill_name_server",
+            "partition",
+            "partition",
+            "reset_connections",
+            "half_open",
+        ),
         *(
             "slow_network",
             "slow_reader",
@@ -94,8 +104,8 @@ class Plan:
     """How many faults may last at the same time."""
     sync_flush: bool | None = None
     """Whether sends wait for the disk, so that no power failure loses them; None: the seed decides."""
-    loses_names: bool = False
-    """Whether a power failure may lose the name of a file whose folder was not synced."""
+    loses_names: bool | None = None
+    """Whether a power failure may lose the name of a file whose folder was not synced; None: the seed decides."""
     settle_s: float = SETTLE_S
 
 
@@ -185,8 +195,11 @@ class Scenario:
             for number in (1, 2)
         ]
         self._servers: list[Node] = [*self.name_servers, *self.brokers]
+        chooses_names = rng.random() < 0.4
         for node in self._servers:
-            node.machine.disk.faults.loses_names = self.plan.loses_names
+            node.machine.disk.faults.loses_names = (
+                chooses_names if self.plan.loses_names is None else self.plan.loses_names
+            )
         self.applications = [
             Application(self, "10.0.2.1", "producer-1", self._make_producer),
             Application(self, "10.0.2.2", "producer-2", self._make_producer),
@@ -312,14 +325,16 @@ class Scenario:
     # Consumers
 
     async def _make_push(self, application: Application) -> Consumer:
-        consumer = Consumer("push", start=StartPosition.FIRST, concurrency=4, intervals=FAST, **application.arguments())
+        consumer = Consumer(
+            "push", start=StartPosition.FIRST, concurrency=4, intervals=INTERVALS, **application.arguments()
+        )
         consumer.subscribe(ORDERS, handler=self._handler("push", application))
         await self._start(consumer)
         return consumer
 
     async def _make_ordered(self, application: Application) -> Consumer:
         consumer = Consumer(
-            "ordered", ordered=True, start=StartPosition.FIRST, intervals=FAST, **application.arguments()
+            "ordered", ordered=True, start=StartPosition.FIRST, intervals=INTERVALS, **application.arguments()
         )
         consumer.subscribe(LEDGER, handler=self._handler("ordered", application))
         await self._start(consumer)
@@ -363,7 +378,7 @@ class Scenario:
         return delivery
 
     async def _make_pull(self, application: Application) -> PullConsumer:
-        consumer = PullConsumer("pull", start=StartPosition.FIRST, intervals=FAST, **application.arguments())
+        consumer = PullConsumer("pull", start=StartPosition.FIRST, intervals=INTERVALS, **application.arguments())
         consumer.subscribe(ORDERS)
         await self._start(consumer)
         application.spawn(self._poll(application, consumer))
@@ -528,10 +543,12 @@ class Scenario:
         with self._one_of(self.brokers) as broker:
             if broker is None:
                 return
-            self.world.note(f"a sync of {broker.name} fails")
-            broker.machine.disk.faults.fails_next_sync = True
+            faults = broker.machine.disk.faults
+            faults.fails_sync_of = self.world.rng.choice(("", "commitlog", "consumequeue"))
+            self.world.note(f"a sync of {broker.name} fails, of {faults.fails_sync_of or 'any file'}")
+            faults.fails_next_sync = True
             await asyncio.sleep(30.0)
-            broker.machine.disk.faults.fails_next_sync = False
+            faults.fails_next_sync = False
             await broker.kill(power=self._chooses_power())
             await broker.restart()
             self.world.note(f"{broker.name} was restarted")

@@ -152,6 +152,7 @@ class MessageStore(StoreReader):
         self._last_stored_ms = max(self._dispatcher.written_ms, self._checkpoint.log_ms)
         if shutdown is not Shutdown.CLEAN:
             self.flush()
+        self._checkpoint.clear_failed_flush()
         self._abort.write()
         self._checkpoint.clear_closed()
 
@@ -383,6 +384,8 @@ class MessageStore(StoreReader):
 
     def fail_flush(self, cause: StorageError) -> None:
         """Note that a flush failed: nothing can be appended until the store is opened again."""
+        if not isinstance(self._refusal, StoreClosedError):
+            self._checkpoint.note_failed_flush()
         self._refusal = StoreClosedError(f"{self.folder} could not be flushed ({cause}); restart the broker")
 
     # --------------------------------------------------------------------------------------------------------- expiring
