@@ -96,7 +96,7 @@ class Dispatcher:
         self._checkpoint = checkpoint
         self._ledger = ledger
         self.pending: list[PendingRecord] = []
-        """Records that readers do not see yet."""
+        """Records that readers do not see yet. The store adds appended records."""
         self._batches: dict[int, PlacedBatch] = {}
         """Batches among them, each pending as its last record, whose position is the key."""
         self._pending_bytes = 0
@@ -122,11 +122,6 @@ class Dispatcher:
         return len(self.pending) + self._unwritten
 
     # ------------------------------------------------------------------------------------------------------ new records
-
-    def add(self, record: PendingRecord) -> int:
-        """Add an appended record; return the number of pending records."""
-        self.pending.append(record)
-        return len(self.pending)
 
     def count_bytes(self, size: int) -> bool:
         """Count the bytes of an added batch or of long properties; return whether units and keys must be written."""

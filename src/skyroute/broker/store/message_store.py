@@ -216,9 +216,10 @@ class MessageStore(StoreReader):
         if has_offset:
             queue.advance(offset + (queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1))
         self._last_stored_ms = now_ms
-        waiting = dispatcher.add((queue, offset, position, size, raw_properties, sys_flag, now_ms))
+        pending = dispatcher.pending
+        pending.append((queue, offset, position, size, raw_properties, sys_flag, now_ms))
         properties_bytes = len(raw_properties)
-        if waiting > BACKLOG_MAX or (
+        if len(pending) > BACKLOG_MAX or (
             properties_bytes > LONG_PROPERTIES_BYTES and dispatcher.count_bytes(properties_bytes)
         ):
             dispatcher.write_backlog()
