@@ -231,7 +231,8 @@ class SimDisk(Disk):
     def crash(self) -> None:
         """Lose or tear what was not synced, and count a boot. Call it while nothing has the files open."""
         self._boots += 1
-        for undo in self._undo.values():
+        # Folders inside others first: what was lost with its folder cannot be undone.
+        for _, undo in sorted(self._undo.items(), key=lambda each: -len(each[0].parts)):
             lost = undo[self._rng.randint(0, len(undo)) :] if self.faults.loses_names else []
             self.lost_names += len(lost)
             for step in reversed(lost):

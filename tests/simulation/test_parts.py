@@ -262,7 +262,8 @@ def test_a_power_failure_keeps_what_was_synced_and_may_lose_the_rest(disk: SimDi
     lost = 0
     for _ in range(20):
         descriptor = disk.open(path, 64 * SECTOR)
-        disk.sync_folder(path.parent)
+        for folder in (path.parent, tmp_path):
+            disk.sync_folder(folder)
         disk.write(descriptor, b"s" * SECTOR * 8, 0)
         disk.sync(descriptor)
         disk.write(descriptor, b"u" * SECTOR * 8, SECTOR * 8)
@@ -297,22 +298,51 @@ def test_a_replaced_file_is_whole_after_a_power_failure(disk: SimDisk, tmp_path:
     assert (tmp_path / "config" / "topics.json.bak").read_bytes() == b"one" * 1000
 
 
-def test_a_full_disk_refuses_writes_and_a_failing_sync_keeps_nothing(disk: SimDisk, tmp_path: Path) -> None:
-    path = tmp_path / "commitlog" / "0"
-    descriptor = disk.open(path, SECTOR)
+def test_a_full_disk_refuses_writes(disk: SimDisk, tmp_path: Path) -> None:
+    descriptor = disk.open(tmp_path / "commitlog" / "0", SECTOR)
     disk.faults.is_full = True
     with pytest.raises(DiskFullError):
         disk.write(descriptor, b"x", 0)
     disk.faults.is_full = False
     disk.write(descriptor, b"x", 0)
-    disk.faults.fails_next_sync = True
-    with pytest.raises(FileWriteError):
-        disk.sync(descriptor)
-    disk.sync(descriptor)
-    disk.sync_folder(path.parent)
+    assert os.pread(descriptor, 1, 0) == b"x"
     os.close(descriptor)
-    disk.crash()
-    assert path.read_bytes()[:1] == b"x"
+
+
+@pytest.mark.parametrize("writes_again", [False, True])
+def test_later_syncs_do_not_write_what_a_failed_one_has_dropped(
+    disk: SimDisk, tmp_path: Path, *, writes_again: bool
+) -> None:
+    found: set[bytes] = set()
+    for number in range(20):
+        path = tmp_path / "commitlog" / str(number)
+        descriptor = disk.open(path, SECTOR)
+        disk.write(descriptor, b"x", 0)
+        disk.faults.fails_next_sync = True
+        with pytest.raises(FileWriteError):
+            disk.sync(descriptor)
+        if writes_again:
+            disk.write(descriptor, b"x", 0)
+        disk.sync(descriptor)
+        for folder in (path.parent, tmp_path):
+            disk.sync_folder(folder)
+        os.close(descriptor)
+        disk.crash()
+        found.add(path.read_bytes()[:1])
+    assert found == ({b"x"} if writes_again else {b"x", b"\0"})
+
+
+def test_a_power_failure_may_lose_a_folder_that_was_not_synced(disk: SimDisk, tmp_path: Path) -> None:
+    found = set()
+    for number in range(20):
+        path = tmp_path / str(number) / "file"
+        descriptor = disk.open(path, SECTOR)
+        disk.sync(descriptor)
+        disk.sync_folder(path.parent)
+        os.close(descriptor)
+        disk.crash()
+        found.add(path.exists())
+    assert found == {False, True}
 
 
 def test_a_power_failure_may_undo_names_that_were_not_synced(disk: SimDisk, tmp_path: Path) -> None:
