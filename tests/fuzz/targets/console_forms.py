@@ -3,9 +3,9 @@
 Input: the body of a form.
 """
 
-import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
@@ -37,9 +37,19 @@ def request_of(body: bytes, fields: dict[str, str]) -> Request:
     return Request({"type": "http", "method": "POST", "headers": headers, "scheme": "http", "path": "/"}, receive)
 
 
+def finish(work: Coroutine[Any, Any, dict[str, str]]) -> dict[str, str]:
+    """Run a coroutine that waits for nothing: an event loop for each input takes most of the time."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        fields: dict[str, str] = end.value
+        return fields
+    raise AssertionError("a small form is read at once")
+
+
 def check(data: bytes) -> None:
     try:
-        fields = asyncio.run(read_fields(request_of(data, {})))
+        fields = finish(read_fields(request_of(data, {})))
     except HTTPException:
         assert data.count(b"&") >= FIELDS_MAX
         return
