@@ -91,9 +91,9 @@ mutation: $(MUTATION_READY) ## change the code of routing, recovery and consumer
 
 test-downgrade: $(READY) ## let the first version open files of this one, and this one those of the first; needs git history
 	rm -rf .cache/first && mkdir -p .cache/first && git archive $(FIRST) src | tar x -C .cache/first
-	PYTHONPATH=src $(BIN)/python tests/upgrade/write_fixture.py .cache/today.tar.xz
-	PYTHONPATH=.cache/first/src $(BIN)/python tests/upgrade/reopen.py .cache/today.tar.xz
-	for archive in tests/fixtures/*.tar.xz; do PYTHONPATH=src $(BIN)/python tests/upgrade/reopen.py $$archive || exit 1; done
+	PYTHONPATH=src $(BIN)/python -m tests.upgrade.write_fixture .cache/today.tar.xz
+	PYTHONPATH=.cache/first/src $(BIN)/python -m tests.upgrade.reopen .cache/today.tar.xz
+	for archive in tests/fixtures/*.tar.xz; do PYTHONPATH=src $(BIN)/python -m tests.upgrade.reopen $$archive || exit 1; done
 
 test-floors: $(FLOORS_READY) ## run the unit tests with the lowest allowed versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline

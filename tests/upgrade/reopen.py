@@ -1,6 +1,6 @@
 """Opens a fixture with the sources of any version, and reads it in full through the client: `make test-downgrade`.
 
-    PYTHONPATH=OLD/src python tests/upgrade/reopen.py ARCHIVE
+    PYTHONPATH=OLD/src python -m tests.upgrade.reopen ARCHIVE
 
 Like `write_fixture.py`, it uses only what every version has. It fails if a server does not start, a message is missing
 or changed, an offset is lost, or the journal is damaged.
@@ -21,11 +21,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from write_fixture import BROKER, NAME_SERVER, free_port, start
-
 from skyroute import Consumer, Message, Producer, StartPosition
+from tests.upgrade.write_fixture import BROKER, NAME_SERVER, free_port, start
 
 READ_S = 60
 

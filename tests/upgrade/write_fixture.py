@@ -3,7 +3,7 @@
 It runs with the sources of that version, such as an unpacked `git archive TAG`, and uses only what every version has:
 the commands, RocketMQ's names of settings, and the public names of the client.
 
-    PYTHONPATH=OLD/src python tests/upgrade/write_fixture.py tests/fixtures/VERSION.tar.xz
+    PYTHONPATH=OLD/src python -m tests.upgrade.write_fixture tests/fixtures/VERSION.tar.xz
 
 `clean` has the folders after an orderly stop, `killed` those of a broker and name server that were killed. `sent.json`
 has what was sent.

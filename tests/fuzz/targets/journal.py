@@ -53,6 +53,7 @@ def check_record(record: Record) -> None:
 
 
 def read(folder: Path) -> None:
-    for reader in (lambda: list(read_records(folder)), lambda: last_records(folder, 3)):
-        with suppress(DamagedJournalError):
-            reader()
+    with suppress(DamagedJournalError):
+        list(read_records(folder))
+    with suppress(DamagedJournalError):
+        last_records(folder, 3)

@@ -33,7 +33,7 @@ def check(data: bytes) -> None:
         assert condition.matches(given) is (found is True)
         if "--" in text:
             continue  # a comment if a line end follows, and two signs if none does
-        inverted = {True: False, False: True}.get(found, found)  # type: ignore[call-overload]  # None is no key
+        inverted = not found if isinstance(found, bool) else found
         for other, expected in (
             (f"({text}\n)", found),
             (f"NOT ({text}\n)", inverted),
