@@ -22,15 +22,16 @@ MUTATION_READY := $(MUTATION)/.ready
 
 SPARK_TESTS ?= tests/spark
 DAMAGE_CASES ?= 1000000
+SIMULATE_S ?= 300
 # Seconds for each target of `make fuzz`; TARGET=... runs one of tests/fuzz/targets.
 FUZZ_SECONDS ?= 60
 TARGET ?=
 # The first commit with all servers, and the oldest version that must open today's files.
 FIRST ?= b1dfccc
-TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging tests/fuzz tests/upgrade)
+TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/packaging tests/fuzz tests/upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +95,12 @@ test-downgrade: $(READY) ## let the first version open files of this one, and th
 	PYTHONPATH=src $(BIN)/python -m tests.upgrade.write_fixture .cache/today.tar.xz
 	PYTHONPATH=.cache/first/src $(BIN)/python -m tests.upgrade.reopen .cache/today.tar.xz
 	for archive in tests/fixtures/*.tar.xz; do PYTHONPATH=src $(BIN)/python -m tests.upgrade.reopen $$archive || exit 1; done
+
+simulate: $(READY) ## simulate clusters with faults for SIMULATE_S seconds; SEED=... replays one
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--for $(SIMULATE_S))
+
+simulate-bugs: $(READY) ## plant a bug for each invariant of the simulation, and check that it is found
+	$(BIN)/python -m tests.simulation --planted
 
 test-floors: $(FLOORS_READY) ## run the unit tests with the lowest allowed versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline

@@ -6,8 +6,6 @@ One writer, one thread, no clock. Only `Flush.run` may run in another thread, be
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import count, repeat
-from operator import sub
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +22,7 @@ from skyroute.broker.store.files.segment import OpenSegments
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index.index_writer import IndexWriter
 from skyroute.broker.store.index.key_index import KeyIndex
-from skyroute.broker.store.prepared_batch import PreparedBatch, any_ends_with_zero
+from skyroute.broker.store.prepared_batch import PreparedBatch, any_ends_with_zero, encode_units
 from skyroute.broker.store.queues.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
 from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, QueueLedger
 from skyroute.broker.store.queues.queue_table import QueueTable
@@ -117,9 +115,10 @@ class MessageStore(StoreReader):
             self._checkpoint.end_batch()  # a note of an earlier log: this recovery may die, and the next one trust it
         self._log.load()
         self._queues.load()
-        on_disk = self._checkpoint.on_disk if shutdown is Shutdown.MACHINE_STOPPED else None
+        on_disk = self._checkpoint.on_disk
         if self._index is not None:
-            self._index.load(on_disk.index_file or None if on_disk is not None else None)
+            newest = on_disk.index_file if on_disk is not None and shutdown is Shutdown.MACHINE_STOPPED else 0
+            self._index.load(newest or None)
         is_ours = shutdown in (Shutdown.PROCESS_DIED, Shutdown.MACHINE_STOPPED) or (
             shutdown is Shutdown.CLEAN and self._checkpoint.closed_end is not None
         )
@@ -139,6 +138,9 @@ class MessageStore(StoreReader):
             begin_rebuild=self._begin_rebuild,
         )
         self._checkpoint.end_batch()
+        if shutdown is Shutdown.PROCESS_DIED:
+            synced_end, index_file = (0, 0) if on_disk is None else (on_disk.end, on_disk.index_file)
+            self._dispatcher.note_unsynced(self._queues.by_key.values(), synced_end, index_file)
         span = range(self._log.start, self._log.end)
         self.damage = known_damage.merge(self.recovered.damaged, self.recovered.cuts, span)
         self._log.damaged.set_ranges((each.position, each.end) for each in self.damage.ranges)
@@ -150,6 +152,7 @@ class MessageStore(StoreReader):
         self._last_stored_ms = max(self._dispatcher.written_ms, self._checkpoint.log_ms)
         if shutdown is not Shutdown.CLEAN:
             self.flush()
+        self._checkpoint.clear_failed_flush()
         self._abort.write()
         self._checkpoint.clear_closed()
 
@@ -213,10 +216,11 @@ class MessageStore(StoreReader):
         if has_offset:
             queue.advance(offset + (queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1))
         self._last_stored_ms = now_ms
-        waiting = dispatcher.add((queue, offset, position, size, raw_properties, sys_flag, now_ms))
+        pending = dispatcher.pending
+        pending.append((queue, offset, position, size, raw_properties, sys_flag, now_ms))
         properties_bytes = len(raw_properties)
-        if waiting > BACKLOG_MAX or (
-            properties_bytes > LONG_PROPERTIES_BYTES and dispatcher.count_properties(properties_bytes)
+        if len(pending) > BACKLOG_MAX or (
+            properties_bytes > LONG_PROPERTIES_BYTES and dispatcher.count_bytes(properties_bytes)
         ):
             dispatcher.write_backlog()
         return appended_at(position, offset, size, now_ms)
@@ -246,12 +250,11 @@ class MessageStore(StoreReader):
         """Store messages in one write, in one segment and with consecutive offsets; the draft has their other fields.
 
         Raises:
-            As `append`; also RecordError: the draft is part of a transaction, which has no batches.
+            As `append`; also RecordError: a batch cannot be part of a transaction or wait for its time.
         """
         if self._refusal is not None or self._dispatcher.failure is not None:
             self._refuse()
-        if draft.sys_flag & NOT_IN_QUEUE:
-            raise RecordError("a batch cannot be part of a transaction; send its messages one by one")
+        _check_batch(draft)
         key = draft.topic, draft.queue_id
         queue = self._queues.by_key.get(key) or self._queues.create_file(draft.topic, draft.queue_id)
         properties = [item[1] for item in items]
@@ -267,11 +270,9 @@ class MessageStore(StoreReader):
         self._append_whole(positions[0], records)
         queue.advance(offset + len(items))
         self._last_stored_ms = now_ms
-        sizes = map(sub, [*positions[1:], log.end], positions)
-        same = repeat(queue), repeat(draft.sys_flag), repeat(now_ms)
-        added = zip(same[0], count(offset), positions, sizes, properties, *same[1:], strict=False)
-        must_write = self._dispatcher.count_properties(sum(map(len, properties)))
-        if self._dispatcher.add_all(added) > BACKLOG_MAX or must_write:
+        units = bytearray().join(encode_units(positions, log.end, properties))
+        self._dispatcher.add_batch(PlacedBatch(queue, offset, positions, units, log.end, now_ms, (), properties))
+        if self._dispatcher.count_bytes(len(units) + sum(map(len, properties))):
             self._dispatcher.write_backlog()
         return AppendedBatch(positions, offset, log.end)
 
@@ -281,8 +282,7 @@ class MessageStore(StoreReader):
         Raises:
             As `append`; also RecordError: a batch cannot be part of a transaction or wait for its time.
         """
-        if draft.sys_flag & NOT_IN_QUEUE or draft.topic == SCHEDULE_TOPIC:
-            raise RecordError("a batch cannot be part of a transaction or wait for its time")
+        _check_batch(draft)
         return PreparedBatch(draft, self._queues.find_or_create(draft.topic, draft.queue_id), self._log)
 
     def append_prepared(self, batch: PreparedBatch, now_ms: int) -> AppendedBatch:
@@ -302,7 +302,7 @@ class MessageStore(StoreReader):
         self._append_whole(start, batch.records)
         queue.advance(offset + len(positions))
         self._last_stored_ms = now_ms
-        self._dispatcher.add_batch(PlacedBatch(queue, offset, positions, batch.units, batch.keys, log.end, now_ms))
+        self._dispatcher.add_batch(PlacedBatch(queue, offset, positions, batch.units, log.end, now_ms, batch.keys))
         return AppendedBatch(positions, offset, log.end)
 
     def _append_whole(self, position: int, records: bytes | bytearray) -> None:
@@ -385,6 +385,8 @@ class MessageStore(StoreReader):
 
     def fail_flush(self, cause: StorageError) -> None:
         """Note that a flush failed: nothing can be appended until the store is opened again."""
+        if not isinstance(self._refusal, StoreClosedError):
+            self._checkpoint.note_failed_flush()
         self._refusal = StoreClosedError(f"{self.folder} could not be flushed ({cause}); restart the broker")
 
     # --------------------------------------------------------------------------------------------------------- expiring
@@ -438,3 +440,8 @@ class MessageStore(StoreReader):
         self._dispatcher.try_write()
         self._dispatcher.note_deleted(topic)
         yield from self._queues.remove_topic(topic, self._dispatcher.drop_queue)
+
+
+def _check_batch(draft: Draft) -> None:
+    if draft.sys_flag & NOT_IN_QUEUE or draft.topic == SCHEDULE_TOPIC:
+        raise RecordError("a batch cannot be part of a transaction or wait for its time; send its messages one by one")

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.store.dispatch import BACKLOG_MAX
+from skyroute.broker.store.dispatch import BACKLOG_MAX, PENDING_BYTES_MAX
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreLockedError
 from skyroute.broker.store.message_store import MessageStore
@@ -102,6 +102,8 @@ def test_a_batch_has_consecutive_offsets_in_one_segment(store: MessageStore) -> 
     assert store.append(draft(), NOW_MS).queue_offset == 5
     with pytest.raises(RecordError, match="cannot be part of a transaction"):
         store.append_batch(draft(sys_flag=int(TransactionState.PREPARED)), items, NOW_MS)
+    with pytest.raises(RecordError, match="or wait for its time"):
+        store.append_batch(draft(topic=SCHEDULE_TOPIC), items, NOW_MS)
 
 
 @pytest.mark.parametrize("topic", ["T", "T" * 200])
@@ -303,6 +305,17 @@ def test_a_search_without_a_match_is_bounded(tmp_path: Path) -> None:
         assert (read.status, read.next_offset) == (ReadStatus.NO_MATCH, 10 + looked_at)
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_the_backlog_of_batches_without_properties_is_bounded(tmp_path: Path, reads: bool) -> None:
+    store = small_store(tmp_path, log_segment_bytes=1 << 20, queue_segment_units=10_000)
+    for number in range(8):
+        store.append_batch(draft(), [BatchItem(b"")] * 1000, NOW_MS)
+        if reads:
+            assert store.max_offset("T", 0) == (number + 1) * 1000
+    unit_bytes = (tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}").read_bytes().rstrip(b"\0")
+    assert len(unit_bytes) > 20 * 8000 - PENDING_BYTES_MAX - 20 * 1000
+
+
 def test_an_offset_is_found_by_time(store: MessageStore) -> None:
     for at in (100, 100, 200, 200, 300):
         store.append(draft(), NOW_MS + at)
@@ -385,6 +398,34 @@ def test_messages_are_appended_while_another_thread_flushes(tmp_path: Path) -> N
     assert store.flushed_position == first.log_end
     store.close()
     assert len(read_all(small_store(tmp_path, log_segment_bytes=1 << 20))) == 2
+
+
+def test_a_store_syncs_the_files_of_a_killed_process(tmp_path: Path) -> None:
+    folders: set[Path] = set()
+    files: set[Path] = set()
+
+    class RecordingDisk(Disk):
+        def sync(self, descriptor: int) -> None:
+            files.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+        def sync_folder(self, folder: Path) -> None:
+            folders.add(folder)
+
+    store = small_store(tmp_path)
+    for number in range(12):
+        store.append(draft(properties={"KEYS": "k"}), NOW_MS + number)
+    store.flush()
+    for number in range(70):  # new segments of log, queue and index
+        store.append(draft(properties={"KEYS": "k"}), NOW_MS + number)
+    store.dispatch()
+    store.kill()
+    small_store(tmp_path, RecordingDisk()).kill()
+    queue, index, log = tmp_path / "consumequeue" / "T" / "0", tmp_path / "index", tmp_path / "commitlog"
+    assert len(list(queue.iterdir())) == 9
+    assert files >= {*log.iterdir(), *sorted(queue.iterdir())[1:], *sorted(index.iterdir())[1:]}
+    assert files >= {tmp_path / "queues", tmp_path / "checkpoint"}
+    assert sorted(queue.iterdir())[0] not in files, "the killed process has synced it"
+    assert folders >= {queue, queue.parent, queue.parent.parent, index, log, tmp_path}
 
 
 def test_a_folder_can_be_opened_only_once(tmp_path: Path) -> None:
