@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from skyroute.files.disk import Disk
 from skyroute.files.replace import replace_file
 from skyroute.nameserver.errors import SnapshotError
 from skyroute.routing.errors import InvalidSnapshotError
@@ -74,7 +75,7 @@ def decode_snapshot(content: bytes) -> tuple[Header, TableSnapshot]:
     first, _, body = content.partition(b"\n")
     try:
         header = _header_decoder.decode(first)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SnapshotError("its first line is not a snapshot header") from error
     if header.form != FORM or header.version != VERSION:
         raise SnapshotError(f"its format is {header.form} {header.version} (expected {FORM} {VERSION})")
@@ -83,18 +84,18 @@ def decode_snapshot(content: bytes) -> tuple[Header, TableSnapshot]:
     try:
         snapshot = TableSnapshot(tuple(map(_from_line, body.splitlines())))
         snapshot.check()
-    except (msgspec.MsgspecError, ValueError, InvalidSnapshotError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, InvalidSnapshotError) as error:
         raise SnapshotError(f"it has no valid route table: {error}") from error
     return header, snapshot
 
 
-def write_snapshot(path: Path, lines: Sequence[bytes]) -> None:
+def write_snapshot(path: Path, lines: Sequence[bytes], disk: Disk | None = None) -> None:
     """Replace the snapshot file; it is on disk when this returns.
 
     Raises:
         FileWriteError: The file cannot be written; the old one is unchanged.
     """
-    replace_file(path, lines, keep_backup=False)
+    replace_file(path, lines, keep_backup=False, disk=disk or Disk())
 
 
 def _to_line(group: GroupSnapshot) -> _Group:
