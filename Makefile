@@ -31,7 +31,7 @@ FIRST ?= b1dfccc
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/packaging tests/fuzz tests/upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -168,6 +168,9 @@ bench-memory: $(READY) ## measure cost and benefit of a name server's journal an
 
 bench-metrics: $(READY) ## measure the cost of metrics in a name server
 	$(BIN)/python -m benchmarks.metrics
+
+bench-access: $(READY) ## measure the cost of access control in name server and broker, beside Apache's broker
+	$(BIN)/python -m benchmarks.access
 
 bench-console: $(READY) ## measure response times of the console for 100 brokers with 10,000 topics each
 	$(BIN)/python -m benchmarks.console

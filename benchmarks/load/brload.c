@@ -11,10 +11,12 @@
  * waiting for answers; the first eight bytes of each body are the wall clock in nanoseconds. `pull` reads every queue
  * from its first message on, one request open for each queue on a connection of its own, and begins again at its end.
  *
+ * With LOAD_KEY=NAME:SECRET in the environment, `send` signs its requests.
+ *
  * A request's latency runs from when it is ready to be written until the read that brought the end of its answer. An
  * answer is right if its code is 0, and, for a pull, if its body is made of whole records. A broker may refuse some sends
  * when it has too much to do. Prints one JSON object; the exit status is 1 if more than one answer in a hundred was wrong. */
-#include "remoting.h"
+#include "signing.h"
 #include <fcntl.h>
 #include <sys/epoll.h>
 
@@ -66,22 +68,36 @@ static long long wall_ms(void) {
     return (long long)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-static int write_send_header(char *header, int code, uint32_t id, const char *properties) {
+/* Writes the fields of a signature: `plain` are the properties as the broker reads them. */
+static void write_signature(char *fields, size_t bytes_max, int queue, long long born, const char *plain) {
+    char values[HEADER_BYTES_MAX], signature[SIGNATURE_CHARS + 1];
+    int bytes = snprintf(values, sizeof values, "%sbrload%sTBW102%d%d0%lld0%s0false%s", signing_name, topic, queues, queue,
+                         born, plain, batch ? "true" : "false");
+    sign(values, (size_t)bytes, payload, (size_t)body_bytes, signature);
+    snprintf(fields, bytes_max, ",\"AccessKey\":\"%s\",\"Signature\":\"%s\"", signing_name, signature);
+}
+
+static int write_send_header(char *header, int code, uint32_t id, const char *properties, const char *plain) {
     int queue = (int)(messages_asked / (uint64_t)(batch ? batch : 1) % (uint64_t)queues);
+    long long born = wall_ms();
+    char signature[256] = "";
+    if (signing_name) write_signature(signature, sizeof signature, queue, born, plain);
     return snprintf(
         header, HEADER_BYTES_MAX,
         "{\"code\":%d,\"extFields\":{\"a\":\"brload\",\"b\":\"%s\",\"c\":\"TBW102\",\"d\":\"%d\",\"e\":\"%d\",\"f\":\"0\","
-        "\"g\":\"%lld\",\"h\":\"0\",\"i\":\"%s\",\"j\":\"0\",\"k\":\"false\",\"m\":\"%s\"},\"flag\":0,\"language\":\"JAVA\","
+        "\"g\":\"%lld\",\"h\":\"0\",\"i\":\"%s\",\"j\":\"0\",\"k\":\"false\",\"m\":\"%s\"%s},\"flag\":0,\"language\":\"JAVA\","
         "\"opaque\":%u,\"serializeTypeCurrentRPC\":\"JSON\",\"version\":475}",
-        code, topic, queues, queue, wall_ms(), properties, batch ? "true" : "false", id);
+        code, topic, queues, queue, born, properties, batch ? "true" : "false", signature, id);
 }
 
 static void ask_send(connection *c, int slot) {
-    char header[HEADER_BYTES_MAX], properties[128];
+    char header[HEADER_BYTES_MAX], properties[128], plain[128];
     uint32_t id = c->next_id[slot] += (uint32_t)depth;
     snprintf(properties, sizeof properties, "KEYS\\u0001k%llu\\u0002WAIT\\u0001true\\u0002TAGS\\u0001tag\\u0002",
              (unsigned long long)messages_asked);
-    int bytes = write_send_header(header, SEND, id, properties);
+    if (signing_name)
+        snprintf(plain, sizeof plain, "KEYS\001k%llu\002WAIT\001true\002TAGS\001tag\002", (unsigned long long)messages_asked);
+    int bytes = write_send_header(header, SEND, id, properties, plain);
     messages_asked++;
     ask(c, slot, header, (size_t)bytes, payload, (size_t)body_bytes);
 }
@@ -91,7 +107,8 @@ static void ask_batch(connection *c, int slot) {
     static char body[(size_t)64 << 20];
     char header[HEADER_BYTES_MAX], properties[128];
     uint32_t id = c->next_id[slot] += (uint32_t)depth;
-    int header_bytes = write_send_header(header, SEND_BATCH, id, "WAIT\\u0001true\\u0002");
+    if (signing_name) die("batches are not signed");
+    int header_bytes = write_send_header(header, SEND_BATCH, id, "WAIT\\u0001true\\u0002", "");
     char *at = body;
     for (int i = 0; i < batch; i++) {
         int properties_bytes = snprintf(properties, sizeof properties, "KEYS\001k%llu\002WAIT\001true\002TAGS\001tag\002",
@@ -297,6 +314,7 @@ int main(int count, char **words) {
     queues = number(words[5], 1, CONNECTIONS_MAX);
     double amount = atof(words[6]);
     memset(payload, 'x', sizeof payload);
+    prepare_signing();
     depth = 1;
     if (!strcmp(what, "pull") && count == 8) {
         pull_messages = number(words[7], 1, 100000);

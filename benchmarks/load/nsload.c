@@ -5,7 +5,7 @@
  * Every connection keeps DEPTH requests in flight for SECONDS, over the topics PREFIX0, PREFIX1, ... in turn. With `once`
  * it ends as soon as every topic was asked for and answered. A request's latency runs from when it is ready to be written until the read that brought the end of its answer. An answer counts as
  * right if its code is 0 and its body holds a route. Prints one JSON object; the exit status is 1 if any was wrong. */
-#include "remoting.h"
+#include "signing.h"
 #include <fcntl.h>
 #include <sys/epoll.h>
 
@@ -37,8 +37,16 @@ static uint32_t latencies[LATENCIES];
 static request make_request(const char *topic) {
     size_t topic_bytes = strlen(topic);
     if (topic_bytes > 255) die("the topic's name is too long");
-    request made = {.head = allocate(128 + topic_bytes), .tail = allocate(64 + topic_bytes)};
+    request made = {.head = allocate(384 + topic_bytes), .tail = allocate(64 + topic_bytes)};
+    char signature[256] = "";
+    if (signing_name) {
+        char values[512], proof[SIGNATURE_CHARS + 1];
+        int bytes = snprintf(values, sizeof values, "%s%s", signing_name, topic);
+        sign(values, (size_t)bytes, "", 0, proof);
+        snprintf(signature, sizeof signature, "\"AccessKey\":\"%s\",\"Signature\":\"%s\",", signing_name, proof);
+    }
     if (binary) {
+        if (signing_name) die("binary headers are not signed");
         memcpy(made.head, "\0\151" "\0" "\1\357", made.head_bytes = 5); /* code 105, Java, version 495 */
         put32(made.tail + 8, (uint32_t)(2 + 5 + 4 + topic_bytes));      /* after an empty flag and no remark */
         memcpy(made.tail + 12, "\0\5topic", 7);
@@ -47,7 +55,8 @@ static request make_request(const char *topic) {
         made.tail_bytes = 23 + topic_bytes;
     } else {
         made.head_bytes = (size_t)sprintf(
-            made.head, "{\"code\":105,\"extFields\":{\"topic\":\"%s\"},\"flag\":0,\"language\":\"JAVA\",\"opaque\":", topic);
+            made.head, "{\"code\":105,\"extFields\":{%s\"topic\":\"%s\"},\"flag\":0,\"language\":\"JAVA\",\"opaque\":", signature,
+            topic);
         made.tail_bytes = (size_t)sprintf(made.tail, ",\"serializeTypeCurrentRPC\":\"JSON\",\"version\":495}");
     }
     return made;
@@ -108,6 +117,7 @@ int main(int argc, char **argv) {
     binary = argc > 8 && !strcmp(argv[8], "binary");
     questions_max = argc > 9 && !strcmp(argv[9], "once") ? topics : 0;
     if (connections < 1 || connections > 10000 || depth < 1 || depth > DEPTH_MAX || topics < 1 || seconds > 600) die("out of bounds");
+    prepare_signing();
     requests = allocate(topics * sizeof *requests);
     for (unsigned i = 0; i < topics; i++) {
         char topic[256];

@@ -78,7 +78,8 @@ def build(name: str) -> Path:
     if compiler is None:
         raise LoadError("no C compiler: gcc or cc is needed to build the load programs")
     source = SOURCES / f"{name}.c"
-    digest = hashlib.sha256(source.read_bytes() + (SOURCES / "remoting.h").read_bytes()).hexdigest()[:12]
+    headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.h")))
+    digest = hashlib.sha256(source.read_bytes() + headers).hexdigest()[:12]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyroute" / "load"
     program = folder / f"{name}-{digest}"
     if not program.exists():
@@ -102,10 +103,11 @@ def read_routes(
     topics: tuple[str, int],
     form: HeaderForm = "json",
     once: bool = False,
+    key: str | None = None,
 ) -> Reads:
     """Ask for routes in a closed loop; `topics` is a prefix and how many there are.
 
-    With `once` it ends before its time when every topic was asked for.
+    With `once` it ends before its time when every topic was asked for. A key `NAME:SECRET` signs the requests.
 
     Raises:
         LoadError: An answer was no route, or the connection was lost.
@@ -118,20 +120,29 @@ def read_routes(
         text=True,
         timeout=seconds + 60,
         check=False,
+        env=_environment(key),
     )
     if done.returncode != 0:
         raise LoadError(f"nsload: {done.stdout}{done.stderr}")
     return Reads(**json.loads(done.stdout))
 
 
-def load_broker(port: int, what: str, *words: str | float, timeout_s: float = 600.0) -> Messages:
-    """Send to a broker, or pull from it; the words are those of `brload.c`.
+def _environment(key: str | None) -> dict[str, str]:
+    return os.environ | ({} if key is None else {"LOAD_KEY": key})
+
+
+def load_broker(
+    port: int, what: str, *words: str | float, timeout_s: float = 600.0, key: str | None = None
+) -> Messages:
+    """Send to a broker, or pull from it; the words are those of `brload.c`. A key `NAME:SECRET` signs sends.
 
     Raises:
         LoadError: An answer was wrong, or the connection was lost.
     """
     command = [str(build("brload")), "127.0.0.1", str(port), what, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=False, env=_environment(key)
+    )
     if done.returncode != 0:
         raise LoadError(f"{' '.join(command[1:])}: {done.stdout}{done.stderr}")
     return Messages(**json.loads(done.stdout))

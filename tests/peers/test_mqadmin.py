@@ -25,10 +25,10 @@ TOPIC = "AdminTopic"
 class MqAdmin:
     """One JVM with Apache's admin tool in it."""
 
-    def __init__(self, lib: Path, classes: Path, home: Path) -> None:
+    def __init__(self, lib: Path, classes: Path, home: Path, *options: str) -> None:
         self._errors = (home / "errors.log").open("wb")
         self._process = subprocess.Popen(
-            java(lib, home, "AdminShell", classes=classes, options=SMALL_HEAP),
+            java(lib, home, "AdminShell", classes=classes, options=(*SMALL_HEAP, *options)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

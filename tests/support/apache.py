@@ -25,10 +25,12 @@ from tests.support.waiting import wait_until
 
 APACHE = "5.5.0"
 APACHE_4 = "4.9.7"
+APACHE_4_CLIENT = "4.9.8"
 
 ARTIFACTS = {
     APACHE: ("namesrv", "broker", "tools", "example", "client"),
     APACHE_4: ("broker",),
+    APACHE_4_CLIENT: ("client", "acl"),
 }
 
 SMALL_HEAP = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")

@@ -132,8 +132,9 @@ async def connection_to(
     tls: ssl.SSLContext | None = None,
     prologue: bytes = b"",
     receive_buffer_bytes: int | None = None,
+    source: str | None = None,
 ) -> AsyncIterator[AsyncConnection]:
-    """Connect to `host:port`, and close at the end; `prologue` is sent first, before TLS."""
+    """Connect to `host:port`, from an address, and close at the end; `prologue` is sent first, before TLS."""
     host, port = split_address(address)
     host = host.strip("[]")
     loop = asyncio.get_running_loop()
@@ -144,6 +145,8 @@ async def connection_to(
     opened.setblocking(False)
     if receive_buffer_bytes is not None:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    if source is not None:
+        opened.bind((source, 0))
     try:
         async with asyncio.timeout(WAIT_S):
             await loop.sock_connect(opened, (host, port))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from skyroute.broker.advertised_address import find_advertised_address
@@ -9,6 +10,8 @@ from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
 from skyroute.clock import Clock, SystemClock
+from skyroute.enforcement.enforcer import Enforcer
+from skyroute.enforcement.exposure import check_exposure
 from skyroute.files.disk import Disk
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
@@ -18,6 +21,7 @@ from skyroute.remoting.dispatch import Dispatcher, Handler
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls
+from skyroute.settings.config import home_folder
 from skyroute.wire.calls.send import read_send_header
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.fast_path import FastPath, HeaderDecoder
@@ -45,6 +49,8 @@ class Broker:
         self._components: Components | None = None
         self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         self._pages: Pages | None = None
+        self.enforcer: Enforcer | None = None
+        """Access control, once started."""
         self._is_serving = False
         self.address = ""
         """`host:port` for clients, once started."""
@@ -67,9 +73,18 @@ class Broker:
             SkyrouteError: a file, a certificate or a port cannot be used; its text says which and why.
         """
         config = self.config
+        check_exposure(config, "broker")
         advertised = find_advertised_address(config)
         tls = ServerTls(config.tls)
-        dispatcher = make_dispatcher({}, self._times, FastPath(decoders=_DECODERS))
+        self.enforcer = enforcer = Enforcer(
+            config,
+            server=config.broker_name,
+            cluster=config.cluster_name,
+            folder=config.store_folder / "config",
+            home=Path(config.rocketmq_home or home_folder()),
+            clock=self.clock,
+        )
+        dispatcher = self._dispatcher({})
         server = self._server(tls, dispatcher)
         await server.bind(config.bind_address, config.listen_port)
         self._servers = [server]
@@ -86,7 +101,7 @@ class Broker:
             self.address = identity.address
             await self._open_pages()
             self._components = components = Components(
-                config, identity, self.clock, self._close_connection, self._disk, self._polling
+                config, identity, self.clock, self._close_connection, self._disk, self._polling, enforcer
             )
             components.load()
             handlers = components.handlers()
@@ -98,11 +113,17 @@ class Broker:
         except BaseException:
             await self.kill()  # writes nothing
             raise
-        for work in (*components.background(), tls.watch()):
+        for work in (*components.background(), tls.watch(), enforcer.run()):
             self._background.spawn(work)
         self._is_serving = True
         await components.registrar.start()
         self._background.spawn(components.registrar.run())
+
+    def _dispatcher(self, handlers: Mapping[int, Handler]) -> Dispatcher:
+        checker = None if self.enforcer is None else self.enforcer.checker
+        # The direct decoders drop the fields of a signature.
+        fast_path = FastPath(decoders=_DECODERS if checker is None else {})
+        return make_dispatcher(handlers, self._times, fast_path, checker)
 
     def _server(self, tls: ServerTls, dispatcher: Dispatcher) -> Server:
         return Server(
@@ -116,7 +137,7 @@ class Broker:
 
     async def _open_fast_port(self, tls: ServerTls, handlers: Mapping[int, Handler]) -> None:
         handlers_without_pulls = {code: handler for code, handler in handlers.items() if code not in _PULL_CODES}
-        server = self._server(tls, make_dispatcher(handlers_without_pulls, self._times, FastPath(decoders=_DECODERS)))
+        server = self._server(tls, self._dispatcher(handlers_without_pulls))
         port = self.config.listen_port - FAST_PORT_DISTANCE
         try:
             await server.start(self.config.bind_address, port)
@@ -161,7 +182,7 @@ class Broker:
         from skyroute.broker.metrics import BrokerMetrics  # noqa: PLC0415 - needs the extra
         from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - needs the extra
 
-        metrics = BrokerMetrics(self.config, lambda: self._components, self._servers, self._times)
+        metrics = BrokerMetrics(self.config, lambda: self._components, self._servers, self._times, self.enforcer)
         self._pages = Pages(Exposition("broker", metrics.collect).render, self._why_not_ready)
         await self._pages.start(*address)
 

@@ -15,6 +15,7 @@ from skyroute.broker.cluster.topic_propagation import TopicPropagation
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.flush_wait import Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
+from skyroute.broker.handlers.access_checks import RequireTopic
 from skyroute.broker.handlers.broker_admin import BrokerAdminHandlers
 from skyroute.broker.handlers.clients import ClientHandlers
 from skyroute.broker.handlers.consume_status import ConsumeStatusHandlers
@@ -45,6 +46,7 @@ from skyroute.broker.tables.table_file import TableFile
 from skyroute.broker.tables.topics import Topics
 from skyroute.broker.transactions import Transactions
 from skyroute.clock import Clock
+from skyroute.enforcement.enforcer import Enforcer
 from skyroute.files.disk import Disk
 from skyroute.files.errors import StorageError
 from skyroute.remoting.busy_polling import BusyPolling
@@ -67,6 +69,7 @@ class Components:
         close_connection: Callable[[int], None],
         disk: Disk | None = None,
         polling: BusyPolling | None = None,
+        enforcer: Enforcer | None = None,
     ) -> None:
         # First, so that wrong TLS settings are found before the store is opened.
         tls = client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
@@ -74,6 +77,8 @@ class Components:
         self.config = config
         self.identity = identity
         self.clock = clock
+        self.enforcer = enforcer
+        signer = config.signer()
         now_ms = self._now_ms
         polling = polling or BusyPolling()
         self.step_runner = StepRunner(polling, clock)
@@ -123,8 +128,8 @@ class Components:
             precision_ms=config.timer_precision_ms,
         )
         self.appender.use(self.delays, self.timers)
-        self.registrar = Registrar(config.name_servers, identity, self.topics, config, clock, tls)
-        self.topic_propagation = TopicPropagation(config.name_servers, identity, tls)
+        self.registrar = Registrar(config.name_servers, identity, self.topics, config, clock, tls, signer)
+        self.topic_propagation = TopicPropagation(config.name_servers, identity, tls, signer)
         self.transactions = Transactions(
             self.store,
             self.appender,
@@ -211,7 +216,12 @@ class Components:
 
     def handlers(self) -> dict[int, Handler]:
         """Return the handler of each request code. Other codes are not supported."""
-        return {**self._for_producers(), **self._for_consumers(), **self._for_tools()}
+        access = {} if self.enforcer is None else self.enforcer.handlers()
+        return {**self._for_producers(), **self._for_consumers(), **self._for_tools(), **access}
+
+    @property
+    def _require(self) -> RequireTopic | None:
+        return None if self.enforcer is None or self.enforcer.gate is None else self.enforcer.require
 
     def _for_producers(self) -> dict[int, Handler]:
         announce = self.registrar.announce
@@ -229,7 +239,7 @@ class Components:
             step_runner=self.prompt_runner,
         )
         replies = ReplyHandlers(self.clients, self.topics, send.send, self.identity, self.config, self.clock)
-        transactions = TransactionHandlers(self.transactions, self.appender, self.identity)
+        transactions = TransactionHandlers(self.transactions, self.appender, self.identity, self._require)
         recall = RecallHandlers(self.appender, self.topics, self.config, self.identity)
         return {
             RequestCode.SEND_MESSAGE: send.send,
@@ -255,6 +265,7 @@ class Components:
             config=self.config,
             identity=self.identity,
             monotonic=self.clock.monotonic,
+            make_recheck=None if self.enforcer is None else self.enforcer.recheck,
         )
         clients = ClientHandlers(
             *(
@@ -277,7 +288,8 @@ class Components:
             step_runner=self.step_runner,
         )
         send_back = SendBackHandlers(
-            self.store, self.appender, self.topics, self.groups, self.stats, announce, self.config, self.identity
+            *(self.store, self.appender, self.topics, self.groups, self.stats, announce, self.config, self.identity),
+            require=self._require,
         )
         return {
             RequestCode.PULL_MESSAGE: pull.pull,
@@ -321,10 +333,12 @@ class Components:
             step_runner=self.step_runner,
         )
         queries = MessageQueryHandlers(
-            self.store, self.topics, self.clients, self.config, self.step_runner, self.clock.monotonic
+            self.store, self.topics, self.clients, self.config, self.step_runner, self.clock.monotonic, self._require
         )
         admin = BrokerAdminHandlers(self)
-        forwarding = ForwardingHandlers(self.clients, self.store, self.topics, self.groups, self.identity)
+        forwarding = ForwardingHandlers(
+            self.clients, self.store, self.topics, self.groups, self.identity, self._require
+        )
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
             RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: topics.update_many,

@@ -22,15 +22,11 @@ BATCH_UNIT_BYTES: Final = 46
 _MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _REGISTRATION_INTERVALS_S: Final = (10.0, 60.0)
 _NOT_REPLICATED: Final = "this broker does not replicate; Apache RocketMQ's broker does"
-_NO_ACCESS_CONTROL: Final = "this broker does not check access keys"
 _NO_LIGHT_QUEUES: Final = "this broker has no light message queues"
 
 _UNSUPPORTED: Final[Mapping[str, str]] = {
     "enableControllerMode": "this broker does not work with a controller; Apache RocketMQ's broker does",
     "enableDLegerCommitLog": "this broker has no DLedger; Apache RocketMQ's broker has it",
-    "aclEnable": _NO_ACCESS_CONTROL,
-    "authenticationEnabled": _NO_ACCESS_CONTROL,
-    "authorizationEnabled": _NO_ACCESS_CONTROL,
     "enableLmq": _NO_LIGHT_QUEUES,
     "enableMultiDispatch": _NO_LIGHT_QUEUES,
     "fetchNamesrvAddrByAddressServer": "name servers are not looked up at an address server; list them in namesrvAddr",
@@ -205,9 +201,6 @@ class BrokerConfig(ServerConfig):
     min_in_sync_replicas: int = setting("minInSyncReplicas", Scope.STORE, 1)
     controller_mode_enabled: bool = setting("enableControllerMode", Scope.BROKER, False)
     dledger_enabled: bool = setting("enableDLegerCommitLog", Scope.STORE, False)
-    acl_enabled: bool = setting("aclEnable", Scope.BROKER, False)
-    authentication_enabled: bool = setting("authenticationEnabled", Scope.SYSTEM, False)
-    authorization_enabled: bool = setting("authorizationEnabled", Scope.SYSTEM, False)
     light_queues_enabled: bool = setting("enableLmq", Scope.STORE, False)
     multi_dispatch_enabled: bool = setting("enableMultiDispatch", Scope.STORE, False)
     address_server_enabled: bool = setting("fetchNamesrvAddrByAddressServer", Scope.BROKER, False)

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from skyroute.broker.clients.client_groups import GroupMember
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
+from skyroute.enforcement.enforcer import Enforcer
 from skyroute.message.reserved_topics import (
     TIMER_TOPIC,
     group_of,
@@ -73,11 +74,12 @@ class BrokerMetrics:
     components: Callable[[], Components | None]
     servers: Sequence[Server]
     times: RequestTimes
+    enforcer: Enforcer | None = None
     _left_out: Counter[str] = field(default_factory=Counter, init=False)
 
     async def collect(self) -> AsyncIterator[Metric]:
         self._left_out.clear()
-        for family in (self._rpc(), *self._peers()):
+        for family in (self._rpc(), *self._peers(), *self._decisions()):
             yield family
         components = self.components()
         if components is None:
@@ -137,6 +139,16 @@ class BrokerMetrics:
 
     # Requests and connections
 
+    def _decisions(self) -> Iterator[Metric]:
+        enforcer = self.enforcer
+        if enforcer is None or enforcer.gate is None:
+            return
+        counts = (((reason.value,), count) for reason, count in enforcer.counts.items())
+        text = "Decisions of access control by reason"
+        yield self._counter("skyroute_broker_access_decisions", text, ("reason",), counts)
+        dropped = [(NO_LABELS, enforcer.audit_records_dropped)]
+        yield self._counter("skyroute_broker_audit_records_dropped", "Audit records not written", (), dropped)
+
     def _rpc(self) -> Metric:
         family = HistogramMetricFamily(
             "rocketmq_rpc_latency_milliseconds", "Request latency", labels=(*_OWN_LABELS, *_RPC_LABELS)
@@ -147,7 +159,7 @@ class BrokerMetrics:
 
     def _peers(self) -> Iterator[Metric]:
         connections = sum(server.connection_count for server in self.servers)
-        turned_away = sum(server.turned_away for server in self.servers)
+        turned_away = sum(server.turned_away + server.address_refused for server in self.servers)
         yield self._gauge("skyroute_broker_connections", "Open connections", (), [(NO_LABELS, connections)])
         yield self._counter(
             "skyroute_broker_connections_rejected", "Connections rejected", (), [(NO_LABELS, turned_away)]

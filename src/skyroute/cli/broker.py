@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from skyroute.cli.logs import LogSettings, log_options
-from skyroute.cli.options import CONTEXT, examples, metrics_option, settings_option
+from skyroute.cli.options import CONTEXT, examples, metrics_option, secure_option, settings_option
 
 if TYPE_CHECKING:
     from skyroute.broker.broker import Broker
@@ -63,6 +63,7 @@ def advertise_option_settings(advertise: str | None) -> dict[str, str]:
 )
 @settings_option
 @metrics_option
+@secure_option
 @log_options("info")
 def broker(
     name_servers: str | None,
@@ -72,6 +73,7 @@ def broker(
     metrics_port: int | None,
     log_settings: LogSettings,
     *,
+    secure: bool,
     print_config: bool,
     print_important: bool,
 ) -> None:
@@ -89,6 +91,8 @@ def broker(
             options["namesrvAddr"] = name_servers
         if metrics_port is not None:
             options["metricsPort"] = str(metrics_port)
+        if secure:
+            options["secure"] = "true"
         config = BrokerConfig.load(config_file, options=options, environment=os.environ)
         if config_file is not None:
             print_line(f"load config properties file OK, {config_file}")

@@ -57,11 +57,32 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
     help="Address or network of a proxy whose X-Forwarded-For, -Proto and -Host headers are used; repeatable.",
 )
 @click.option(
+    "--user-header",
+    metavar="NAME",
+    help="Header in which a proxy, such as one for OIDC, names the signed-in user. Needs --user-header-from.",
+)
+@click.option(
+    "--user-header-from",
+    "user_header_proxies",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=_networks,
+    help="Address or network of a proxy whose --user-header is used; repeatable.",
+)
+@click.option(
     "--journal",
     "journals",
     metavar="[NAME=]FOLDER",
     multiple=True,
     help="Journal of a name server on this machine (its memoryPath), for the route history page; repeatable.",
+)
+@click.option(
+    "--access-log",
+    "access_logs",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Audit log of a name server or broker on this machine, for the audit page; repeatable.",
 )
 @click.option("--certificate", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="TLS certificate.")
 @click.option("--key", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="TLS private key.")
@@ -77,7 +98,10 @@ def console(
     sign_in: bool | None,  # noqa: FBT001 - click passes options by name
     names: tuple[str, ...],
     trusted_proxies: Networks,
+    user_header: str | None,
+    user_header_proxies: Networks,
     journals: tuple[str, ...],
+    access_logs: tuple[Path, ...],
     certificate: Path | None,
     key: Path | None,
     client: ClientArguments,
@@ -92,6 +116,8 @@ def console(
     missing = missing_extra()
     if missing:
         raise click.ClickException(missing)
+    if (user_header is not None) != bool(user_header_proxies.networks):
+        raise click.UsageError("--user-header and --user-header-from need each other.")
     from skyroute.console.config import ConsoleConfig, default_folder  # noqa: PLC0415 - an extra
     from skyroute.console.server import Console  # noqa: PLC0415 - an extra
 
@@ -105,7 +131,10 @@ def console(
                 sign_in=sign_in,
                 names=names,
                 trusted_proxies=trusted_proxies,
+                user_header=user_header,
+                user_header_proxies=user_header_proxies,
                 journals=dict(map(_journal, journals)),
+                access_logs=access_logs,
                 certificate=certificate,
                 key=key,
                 client=client,

@@ -8,6 +8,7 @@ import click
 
 if TYPE_CHECKING:
     from skyroute.client.session.session import ClientArguments
+    from skyroute.client.session.signing import Credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,6 +52,15 @@ def metrics_option(command: F) -> F:
     )(command)
 
 
+def secure_option(command: F) -> F:
+    """Add `--secure`."""
+    return click.option(
+        "--secure",
+        is_flag=True,
+        help="Refuse to start if other machines can connect without authentication or TLS (setting secure).",
+    )(command)
+
+
 def port_option(name: str, server: str, default: int) -> Callable[[F], F]:
     """Return an option for the port of a server."""
     text, ports = f"Port of the {server}; 0: any free port.", click.IntRange(0, 65535)
@@ -72,11 +82,28 @@ def name_servers_option(command: F) -> F:
     )(command)
 
 
+def _credentials_in(path: str) -> "Credentials":
+    from skyroute.client.session.signing import Credentials  # noqa: PLC0415 - help needs no client
+    from skyroute.settings.errors import ConfigError  # noqa: PLC0415
+
+    try:
+        return Credentials.from_file(path)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+
+
 def client_options(command: F) -> Any:
-    """Add `--access-key`, `--secret-key` and `--tls`; the command gets them as `client`, arguments of a session."""
+    """Add options for credentials and TLS; the command gets them as `client`, arguments of a session."""
 
     @wraps(command)
-    def call(*args: Any, access_key: str | None, secret_key: str | None, tls: bool, **others: Any) -> Any:
+    def call(
+        *args: Any,
+        access_key: str | None,
+        secret_key: str | None,
+        credentials_file: str | None,
+        tls: bool,
+        **others: Any,
+    ) -> Any:
         client: ClientArguments = {"tls": tls}
         if access_key:
             from skyroute.client.session.signing import Credentials  # noqa: PLC0415 - help needs no client
@@ -84,10 +111,19 @@ def client_options(command: F) -> Any:
             if not secret_key:
                 raise click.UsageError("--access-key needs --secret-key, or ROCKETMQ_SECRET_KEY.")
             client["credentials"] = Credentials(access_key, secret_key)
+        elif credentials_file:
+            client["credentials"] = _credentials_in(credentials_file)
         return command(*args, client=client, **others)
 
     for option in (
         click.option("--tls", is_flag=True, help="Connect with TLS; certificates are not verified."),
+        click.option(
+            "--credentials-file",
+            metavar="PATH",
+            envvar="SKYROUTE_CREDENTIALS_FILE",
+            show_envvar=True,
+            help="File with accessKey and secretKey, such as mqadmin's tools.yml.",
+        ),
         click.option("--secret-key", metavar="KEY", envvar="ROCKETMQ_SECRET_KEY", show_envvar=True, help="Secret key."),
         click.option(
             "--access-key",

@@ -18,6 +18,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from skyroute.client.errors import ArgumentError
+from skyroute.console.access.decisions import latest_decisions
 from skyroute.console.access.sessions import Visitor
 from skyroute.console.access.users import PASSWORD_MAX, UNKNOWN_USER, User
 from skyroute.console.cluster_data.lag_history import LagHistories
@@ -230,11 +231,13 @@ def _refuse_token(request: Request) -> Response:
 
 
 async def audit(request: Request) -> Response:
-    """Show the latest entries of the audit log."""
+    """Show the latest entries of the audit log, and the latest decisions of servers."""
     context = context_of(request)
     entries = await run_in_threadpool(context.audit.latest)
+    decisions = await run_in_threadpool(latest_decisions, context.config.access_logs)
     paging = Paging(len(entries), page_number(request))
-    return context.render(request, "audit.html", entries=entries[paging.start : paging.stop], paging=paging)
+    shown = entries[paging.start : paging.stop]
+    return context.render(request, "audit.html", entries=shown, paging=paging, decisions=decisions)
 
 
 # Error pages

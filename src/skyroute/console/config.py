@@ -56,9 +56,15 @@ class ConsoleConfig:
     """Host names besides `host` that browsers may use, such as that of a proxy."""
     trusted_proxies: Networks = field(default_factory=Networks)
     """Proxies whose `X-Forwarded-For`, `X-Forwarded-Proto` and `X-Forwarded-Host` are trusted."""
+    user_header: str | None = None
+    """Header in which a proxy names the user that it has authenticated; None: not used."""
+    user_header_proxies: Networks = field(default_factory=Networks)
+    """Proxies whose `user_header` is trusted; it is ignored from all other addresses."""
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     journals: Mapping[str, Path] = field(default_factory=dict)
     """Journal folders of name servers, by the name that pages show."""
+    access_logs: Sequence[Path] = ()
+    """Audit logs of servers on this machine, whose decisions the audit page shows."""
     certificate: Path | None = None
     key: Path | None = None
     client: ClientArguments = field(default_factory=ClientArguments)

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from skyroute.clock import Clock
+from skyroute.enforcement.enforcer import Enforcer
 from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.housekeeping import LeaseScan
 from skyroute.nameserver.journal.recorder import Journal
@@ -49,11 +50,15 @@ class NameServerMetrics:
     server: Server
     scan: Callable[[], LeaseScan | None]
     events: Counter[tuple[type[RouteEvent], Cause]]
+    enforcer: Enforcer | None
     times: RequestTimes
     clock: Clock
 
     async def collect(self) -> AsyncIterator[Metric]:
-        parts = (self._requests, self._peers, self._route_table, self._changes, self._watching, self._persistence)
+        parts = (
+            *(self._requests, self._peers, self._route_table, self._changes, self._watching, self._persistence),
+            self._decisions,
+        )
         for part in parts:
             for family in part():
                 yield family
@@ -80,7 +85,7 @@ class NameServerMetrics:
     def _peers(self) -> Iterator[Metric]:
         server = self.server
         yield _gauge("connections", "Open connections", server.connection_count)
-        yield _counter("connections_rejected", "Connections rejected", server.turned_away)
+        yield _counter("connections_rejected", "Connections rejected", server.turned_away + server.address_refused)
         yield _gauge("buffered_bytes", "Bytes of incomplete frames", server.buffered_bytes)
         yield _gauge("unsent_bytes", "Bytes of responses that are not sent yet", server.unsent_bytes)
 
@@ -114,6 +119,17 @@ class NameServerMetrics:
             yield _counter("mass_expiry_holds", "Lease scans that the mass expiry guard limited", scan.mass_holds)
             yield _counter("late_scans", "Lease scans that were late and evicted no broker", scan.late_scans)
         yield _counter("unconfirmed_routes", "Routes with an unconfirmed broker", self.routes.unconfirmed_answers)
+
+    def _decisions(self) -> Iterator[Metric]:
+        if self.enforcer is None or self.enforcer.gate is None:
+            return
+        decisions = CounterMetricFamily(
+            "rocketmq_namesrv_access_decisions", "Decisions of access control by reason", labels=("reason",)
+        )
+        for reason, count in self.enforcer.counts.items():
+            decisions.add_metric((reason.value,), count)
+        yield decisions
+        yield _counter("audit_records_dropped", "Audit records not written", self.enforcer.audit_records_dropped)
 
     def _watching(self) -> Iterator[Metric]:
         if self.watches is not None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from skyroute.remoting.client import connect
 from skyroute.remoting.errors import RemotingError
+from skyroute.remoting.signing import Signer
 from skyroute.routing.events import RouteEvent, SmallestIdChanged
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request
@@ -25,9 +26,10 @@ NOTICES_MAX: Final = 100
 class Notifier:
     """Notifies each broker of changes in their order. A slow broker does not delay the others."""
 
-    def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None, signer: Signer | None = None) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
+        self._signer = signer
         self._waiting: dict[str, deque[Request]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -64,7 +66,7 @@ class Notifier:
     async def _deliver(self, address: str) -> None:
         waiting = self._waiting[address]
         try:
-            channel = await connect(address, tls=self._tls, timeout_s=self._connect_timeout_s)
+            channel = await connect(address, tls=self._tls, timeout_s=self._connect_timeout_s, signer=self._signer)
             while waiting:
                 channel.send_oneway(waiting.popleft())
             channel.close()

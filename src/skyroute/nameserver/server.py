@@ -7,6 +7,8 @@ from typing import Final
 from uuid import uuid4
 
 from skyroute.clock import Clock, SystemClock
+from skyroute.enforcement.enforcer import Enforcer
+from skyroute.enforcement.exposure import check_exposure
 from skyroute.files.disk import Disk
 from skyroute.files.replace import ensure_replaceable
 from skyroute.nameserver.config import NameServerConfig
@@ -33,11 +35,14 @@ from skyroute.remoting.server import Server
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import ServerTls, client_context
 from skyroute.routing.table import RouteTable
+from skyroute.settings.config import home_folder
 from skyroute.wire.calls.watch import TIMEOUT_MS_MAX
 from skyroute.wire.codes import RequestCode
 
 log = logging.getLogger(__name__)
 
+CLUSTER_DEFAULT: Final = "DefaultCluster"
+"""Cluster that requests without a cluster name are about, unless `clusterName` names another."""
 REQUEST_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
 """Upper bounds of the latency histogram buckets, in seconds."""
 
@@ -62,7 +67,8 @@ class NameServer:
             registration_bytes_max=config.registration_bytes_max,
         )
         self.kv = KvConfig(config.kv_config_path, config.kv_config_bytes_max)
-        self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test_mode and upstream else None
+        is_test = bool(config.cluster_test_mode and upstream)
+        self._upstream = Upstream(upstream, config.connect_timeout_s, config.signer()) if is_test else None
         self._polling = BusyPolling()
         self._step_runner = StepRunner(self._polling, self.clock)
         self._routes = RouteHandlers(
@@ -70,6 +76,7 @@ class NameServer:
         )
         self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enabled else None
         self._publisher = Publisher(self.table, self._routes, self._watches, config, self.clock)
+        self._enforcer: Enforcer | None = None
         self._server: Server | None = None
         self._lease_scan: LeaseScan | None = None
         self._background = Background()
@@ -92,16 +99,20 @@ class NameServer:
             SkyrouteError: a file, a certificate or the port cannot be used; its text says which and why.
         """
         config = self.config
+        check_exposure(config, "name server")
         ensure_replaceable(Path(config.kv_config_path))
         self.kv.load()
+        self._enforcer = enforcer = self._make_enforcer()
         tls = ServerTls(config.tls)
         outbound = (
             client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
         )
-        self._publisher.notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
+        self._publisher.notifier = Notifier(
+            connect_timeout_s=config.connect_timeout_s, tls=outbound, signer=config.signer()
+        )
         times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         server = Server(
-            make_dispatcher(self._handlers(), times, self._routes.fast_path),
+            make_dispatcher(self._handlers(), times, self._routes.fast_path, enforcer.checker),
             tls=tls,
             clock=self.clock,
             on_disconnect=self._on_disconnect,
@@ -136,8 +147,21 @@ class NameServer:
         if self._watches is not None:
             self._background.spawn(self._watches.run(self.clock.monotonic))
         sweeping = self._publisher.sweep_index(self._step_runner)
-        for work in (self._lease_scan.run(), sweeping, tls.watch(), print_kv(self.kv)):
+        for work in (self._lease_scan.run(), sweeping, tls.watch(), print_kv(self.kv), enforcer.run()):
             self._background.spawn(work)
+
+    def _make_enforcer(self) -> Enforcer:
+        config = self.config
+        return Enforcer(
+            config,
+            server="nameserver",
+            cluster=CLUSTER_DEFAULT,
+            folder=Path(config.kv_config_path).parent,
+            home=Path(config.rocketmq_home or home_folder()),
+            clock=self.clock,
+            on_change=self._routes.fast_path.forget,
+            has_readers=True,
+        )
 
     async def stop(self) -> None:
         """Finish requests under way, close every connection, and end within a bounded time."""
@@ -177,6 +201,7 @@ class NameServer:
             server=server,
             scan=lambda: self._lease_scan,
             events=self._publisher.events,
+            enforcer=self._enforcer,
             times=times,
             clock=self.clock,
         )
@@ -218,33 +243,38 @@ class NameServer:
         brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, publisher.publish, self._step_runner)
         kv = KvHandlers(self.kv, publisher.record, self._step_runner)
         admin = AdminHandlers(self.table, self.config, publisher.publish, publisher.settings_changed, publisher.record)
-        return self._watch_handlers() | {
-            RequestCode.PUT_KV_CONFIG: kv.put,
-            RequestCode.GET_KV_CONFIG: kv.get,
-            RequestCode.DELETE_KV_CONFIG: kv.delete,
-            RequestCode.GET_KVLIST_BY_NAMESPACE: kv.list_namespace,
-            RequestCode.REGISTER_BROKER: brokers.register,
-            RequestCode.UNREGISTER_BROKER: brokers.unregister,
-            RequestCode.BROKER_HEARTBEAT: brokers.heartbeat,
-            RequestCode.QUERY_DATA_VERSION: brokers.query_data_version,
-            RequestCode.REGISTER_TOPIC_IN_NAMESRV: brokers.register_topic,
-            RequestCode.GET_ROUTEINFO_BY_TOPIC: (
-                routes.get_route_of_test_cluster if self.config.cluster_test_mode else routes.get_route
-            ),
-            RequestCode.GET_BROKER_CLUSTER_INFO: routes.get_cluster_info,
-            RequestCode.GET_BROKER_MEMBER_GROUP: routes.get_member_group,
-            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: routes.get_all_topics,
-            RequestCode.GET_TOPICS_BY_CLUSTER: routes.get_topics_of_cluster,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: routes.get_system_topics,
-            RequestCode.GET_UNIT_TOPIC_LIST: routes.get_unit_topics,
-            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: routes.get_unit_subscription_topics,
-            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: routes.get_unit_subscription_only_topics,
-            RequestCode.WIPE_WRITE_PERM_OF_BROKER: admin.forbid_writes,
-            RequestCode.ADD_WRITE_PERM_OF_BROKER: admin.restore_writes,
-            RequestCode.DELETE_TOPIC_IN_NAMESRV: admin.delete_topic,
-            RequestCode.GET_NAMESRV_CONFIG: admin.get_config,
-            RequestCode.UPDATE_NAMESRV_CONFIG: admin.update_config,
-        }
+        access = {} if self._enforcer is None else self._enforcer.handlers()
+        return (
+            self._watch_handlers()
+            | access
+            | {
+                RequestCode.PUT_KV_CONFIG: kv.put,
+                RequestCode.GET_KV_CONFIG: kv.get,
+                RequestCode.DELETE_KV_CONFIG: kv.delete,
+                RequestCode.GET_KVLIST_BY_NAMESPACE: kv.list_namespace,
+                RequestCode.REGISTER_BROKER: brokers.register,
+                RequestCode.UNREGISTER_BROKER: brokers.unregister,
+                RequestCode.BROKER_HEARTBEAT: brokers.heartbeat,
+                RequestCode.QUERY_DATA_VERSION: brokers.query_data_version,
+                RequestCode.REGISTER_TOPIC_IN_NAMESRV: brokers.register_topic,
+                RequestCode.GET_ROUTEINFO_BY_TOPIC: (
+                    routes.get_route_of_test_cluster if self.config.cluster_test_mode else routes.get_route
+                ),
+                RequestCode.GET_BROKER_CLUSTER_INFO: routes.get_cluster_info,
+                RequestCode.GET_BROKER_MEMBER_GROUP: routes.get_member_group,
+                RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: routes.get_all_topics,
+                RequestCode.GET_TOPICS_BY_CLUSTER: routes.get_topics_of_cluster,
+                RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: routes.get_system_topics,
+                RequestCode.GET_UNIT_TOPIC_LIST: routes.get_unit_topics,
+                RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: routes.get_unit_subscription_topics,
+                RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: routes.get_unit_subscription_only_topics,
+                RequestCode.WIPE_WRITE_PERM_OF_BROKER: admin.forbid_writes,
+                RequestCode.ADD_WRITE_PERM_OF_BROKER: admin.restore_writes,
+                RequestCode.DELETE_TOPIC_IN_NAMESRV: admin.delete_topic,
+                RequestCode.GET_NAMESRV_CONFIG: admin.get_config,
+                RequestCode.UPDATE_NAMESRV_CONFIG: admin.update_config,
+            }
+        )
 
     def _watch_handlers(self) -> dict[int, Handler]:
         if self._watches is None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RemotingError
+from skyroute.remoting.signing import Signer
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 
@@ -19,9 +20,10 @@ log = logging.getLogger(__name__)
 class Upstream:
     """Requests a route from the name servers of another environment, one after the other."""
 
-    def __init__(self, addresses: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[str], timeout_s: float, signer: Signer | None = None) -> None:
         self._addresses = tuple(addresses)
         self._timeout_s = timeout_s
+        self._signer = signer
         self._channels: dict[str, asyncio.Task[Channel]] = {}
 
     async def find_route(self, topic: str, not_found: Response) -> Response:
@@ -44,7 +46,7 @@ class Upstream:
         """Return the connection to a name server; concurrent callers share one attempt to connect."""
         task = self._channels.get(address)
         if task is None or (task.done() and (task.exception() is not None or task.result().closed)):
-            task = asyncio.create_task(connect(address, timeout_s=self._timeout_s))
+            task = asyncio.create_task(connect(address, timeout_s=self._timeout_s, signer=self._signer))
             self._channels[address] = task
         return await asyncio.shield(task)
 

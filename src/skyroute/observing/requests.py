@@ -5,7 +5,16 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from operator import add
 from typing import Final, NamedTuple, TypeVar
 
-from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, Handler, OrderedResponse, Peer, failure
+from skyroute.remoting.dispatch import (
+    Answer,
+    Checker,
+    DeferredResponse,
+    Dispatcher,
+    Handler,
+    OrderedResponse,
+    Peer,
+    failure,
+)
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import FLAG_ONEWAY, Request, Response
 from skyroute.wire.fast_path import FastPath
@@ -89,8 +98,14 @@ class CountingDispatcher(Dispatcher):
 
     __slots__ = ("_monotonic", "_served", "_shortest_s", "_times")
 
-    def __init__(self, handlers: Mapping[int, Handler], times: RequestTimes, fast_path: FastPath | None = None) -> None:
-        super().__init__(handlers, fast_path)
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        times: RequestTimes,
+        fast_path: FastPath | None = None,
+        checker: Checker | None = None,
+    ) -> None:
+        super().__init__(handlers, fast_path, checker)
         self._times = times
         self._monotonic = times.monotonic
         self._served = times.served
@@ -135,7 +150,12 @@ class CountingDispatcher(Dispatcher):
 
 
 def make_dispatcher(
-    handlers: Mapping[int, Handler], times: RequestTimes | None, fast_path: FastPath | None = None
+    handlers: Mapping[int, Handler],
+    times: RequestTimes | None,
+    fast_path: FastPath | None = None,
+    checker: Checker | None = None,
 ) -> Dispatcher:
     """Return a dispatcher that measures requests, or a plain one without `times`."""
-    return Dispatcher(handlers, fast_path) if times is None else CountingDispatcher(handlers, times, fast_path)
+    if times is None:
+        return Dispatcher(handlers, fast_path, checker)
+    return CountingDispatcher(handlers, times, fast_path, checker)

@@ -8,8 +8,10 @@ from typing import Final, TypeVar, overload
 
 from skyroute.client.errors import ClientError
 from skyroute.client.session.name_servers import ADDRESSES_ENV, NameServers
+from skyroute.client.session.signing import FILE_VARIABLE, Credentials
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.tls_settings import TlsClientSettings
+from skyroute.settings.errors import ConfigError
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -145,8 +147,17 @@ def read_connection(options: OptionReader) -> ConnectionOptions:
         except ClientError as error:
             options.add_problem(f"nameServer: {error}")
     access_key, secret_key = options.text("accessKey"), options.text("secretKey")
+    security_token = options.text("securityToken")
     if (access_key is None) != (secret_key is None):
         options.add_problem("accessKey and secretKey need each other: set both or neither")
+    path = options.text("credentialsFile") or os.environ.get(FILE_VARIABLE)
+    if path and access_key is None:
+        try:
+            found = Credentials.from_file(path)  # by the driver: executors need no file
+        except ConfigError as error:
+            options.add_problem(f"credentialsFile: {error}")
+        else:
+            access_key, secret_key, security_token = found.access_key, found.secret_key, found.security_token
     tls = TlsClientSettings(
         enabled=options.flag("tls.enable"),
         key_path=options.text("tls.client.keyPath"),
@@ -162,7 +173,7 @@ def read_connection(options: OptionReader) -> ConnectionOptions:
         options.text("namespace"),
         access_key,
         secret_key,
-        options.text("securityToken"),
+        security_token,
         tls,
         connect_timeout_s=options.milliseconds("connectTimeoutMs", default_s=3.0),
         request_timeout_s=options.milliseconds("requestTimeoutMs", default_s=3.0),

@@ -12,6 +12,7 @@ from skyroute.remoting.address import split_address
 from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
 from skyroute.remoting.log_backoff import LogBackoff
+from skyroute.remoting.signing import Signer
 from skyroute.wire.command import Request, Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, OpenCall
 from skyroute.wire.fast_path import PreparedRequest, response_pieces
@@ -39,8 +40,10 @@ class Channel(asyncio.Protocol):
         on_request: "Callable[[Request, Channel], None] | None" = None,
         on_close: "Callable[[Channel], None] | None" = None,
         close_log: LogBackoff | None = None,
+        signer: Signer | None = None,
     ) -> None:
         self.address = address
+        self._signer = signer
         self._close_log = close_log if close_log is not None else LogBackoff()
         """Limits the log lines about closed connections; shared by successive connections to an address."""
         self._on_request = on_request
@@ -137,6 +140,8 @@ class Channel(asyncio.Protocol):
         """
         if self.ended.done():
             raise self._closed_error()
+        if self._signer is not None and isinstance(request, Request):
+            self._signer.sign(request)
         call = self._conversation.begin(request, self._loop.create_future(), monotonic(), timeout_s)
         if call.deadline < self._check_at:
             self._plan_check(call.deadline)
@@ -186,6 +191,8 @@ class Channel(asyncio.Protocol):
         """
         if self.ended.done():
             raise self._closed_error()
+        if self._signer is not None:
+            self._signer.sign(request)
         self._write(self._conversation.encode_oneway(request))
 
     async def until_writable(self, timeout_s: float = 3.0) -> None:
@@ -250,8 +257,9 @@ async def connect(
     on_request: Callable[[Request, Channel], None] | None = None,
     on_close: Callable[[Channel], None] | None = None,
     close_log: LogBackoff | None = None,
+    signer: Signer | None = None,
 ) -> Channel:
-    """Open a connection to `host:port`.
+    """Open a connection to `host:port`. A signer signs all requests that are not prepared.
 
     Raises:
         ConnectError: the address cannot be reached, or not in time.
@@ -264,7 +272,7 @@ async def connect(
     try:
         async with asyncio.timeout(timeout_s):
             _, channel = await loop.create_connection(
-                lambda: Channel(address, on_request=on_request, on_close=on_close, close_log=close_log),
+                lambda: Channel(address, on_request=on_request, on_close=on_close, close_log=close_log, signer=signer),
                 host,
                 port,
                 ssl=tls,

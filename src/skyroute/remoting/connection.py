@@ -6,6 +6,7 @@ import select
 from typing import Final, cast
 
 from skyroute.remoting.address import UNKNOWN_ADDRESS, join_address
+from skyroute.remoting.client_meters import ClientMeter, ClientMeters, TooManyError
 from skyroute.remoting.connection_opening import OpeningStream, UntrustedProxyError
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import ConnectionLostError, TlsError
@@ -41,6 +42,9 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_conversation",
         "_input",
+        "_is_handshaking",
+        "_is_throttled",
+        "_meter",
         "_opening",
         "_pending",
         "_transport",
@@ -61,6 +65,12 @@ class Connection(asyncio.Protocol):
         self._conversation: PeerConversation = Conversation(limits.frame_bytes_max, limits.exempt)
         self._input = WaitingInput(context.buffered)
         self._pending = PendingResponses()
+        self._meter: ClientMeter | None = None
+        """What its address uses; None without limits for that."""
+        self._is_handshaking = False
+        """Whether the meter counts it as a connection without a request."""
+        self._is_throttled = False
+        """Whether its address has used its allowance: nothing is read for a while."""
         self.share = Share()
         self.active_at = context.clock.monotonic()
         self.closing_since: float | None = None
@@ -87,6 +97,8 @@ class Connection(asyncio.Protocol):
             is_trusted_proxy = context.limits.trusts_proxy(str(address[0]))
         self._opening = OpeningStream(context.tls, is_trusted_proxy=is_trusted_proxy)
         context.on_made(self)
+        if context.meters is not None and not is_trusted_proxy:
+            self._use_meter(context.meters)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.peer.gone = True
@@ -101,6 +113,10 @@ class Connection(asyncio.Protocol):
                 )
         self._drop_input()
         self._pending.hang_up()
+        if self._meter is not None and self.context.meters is not None:
+            self._end_handshake(self._meter)
+            self.context.meters.close(self._meter, self.context.clock.monotonic())
+            self._meter = None
         self.context.on_lost(self, exc)
 
     def eof_received(self) -> bool:
@@ -195,7 +211,11 @@ class Connection(asyncio.Protocol):
                 self._transport.write(pending)
         if opening.proxied_address is not None:
             self.peer.address = opening.proxied_address
+            if self.context.meters is not None and self._meter is None:
+                self._use_meter(self.context.meters)
         self.writer.tls = opening.tls
+        if opening.tls is not None and opening.tls.certificate_names:
+            self.peer.certificate_names = opening.tls.certificate_names
         if opening.needs_context:
             self._input.pause(self._transport)
             self.context.spawn(self._open_with_context())
@@ -216,8 +236,10 @@ class Connection(asyncio.Protocol):
     def _receive(self, data: bytes) -> None:
         """Process bytes now or keep them for later; pause reading if some are kept already."""
         share, context = self.share, self.context
+        if self._meter is not None:
+            self._throttle(self._meter.charge(0, 0, context.clock.monotonic()))
         must_wait = share.is_queued or (share.cost_s > LIGHT_S and context.queue.must_wait(share))
-        if not must_wait and not self.writer.is_blocked and not self._pending.is_full:
+        if not (must_wait or self.writer.is_blocked or self._pending.is_full or self._is_throttled):
             self._process(data, context.clock.monotonic())
             return
         context.polling.reads += 1
@@ -246,8 +268,8 @@ class Connection(asyncio.Protocol):
             self.close(self._conversation.decoder.failure)
 
     def _is_stalled(self) -> bool:
-        """Whether the next request must wait for the peer to read, or for earlier responses."""
-        return self.writer.is_blocked or self._pending.is_full
+        """Whether the next request must wait for the peer to read, for earlier responses, or for its rate."""
+        return self.writer.is_blocked or self._pending.is_full or self._is_throttled
 
     def _queue_up(self) -> None:
         if not self.share.is_queued and not self._is_stalled() and not self._transport.is_closing():
@@ -293,7 +315,7 @@ class Connection(asyncio.Protocol):
         find_cached, monotonic = context.dispatcher.fast_path.find, context.clock.monotonic
         context.dispatcher.read_at = began = now = self.active_at
         out: list[Piece] = []
-        size = 0
+        size = at = 0
         try:
             for at, frame in enumerate(frames):
                 cached = find_cached(frame)
@@ -323,6 +345,42 @@ class Connection(asyncio.Protocol):
             writer.put(out, size)
         if now > began:
             context.queue.charge(self.share, now - began)
+        if self._meter is not None:
+            self._charge(self._meter, frames[: at + 1], monotonic())
+
+    # Limits for one address
+
+    def _use_meter(self, meters: ClientMeters) -> None:
+        """Count this connection for its address, or close it if the address has too many."""
+        if self._transport.is_closing() or self.peer.address == UNKNOWN_ADDRESS:
+            return
+        try:
+            self._meter = meters.open(self.peer.source, self.context.clock.monotonic())
+        except TooManyError as error:
+            self.abort(str(error))
+        else:
+            self._is_handshaking = self._meter is not None
+
+    def _end_handshake(self, meter: ClientMeter) -> None:
+        if self._is_handshaking:
+            self._is_handshaking = False
+            meter.handshakes -= 1
+
+    def _charge(self, meter: ClientMeter, frames: list[bytes], now: float) -> None:
+        """Charge the address for processed requests; if it has used its allowance, read nothing for a while."""
+        self._end_handshake(meter)
+        self._throttle(meter.charge(len(frames), sum(map(len, frames)), now))
+
+    def _throttle(self, wait_s: float) -> None:
+        if wait_s > 0 and not self._is_throttled and not self._transport.is_closing():
+            self._is_throttled = True
+            self._input.pause(self._transport)
+            asyncio.get_running_loop().call_later(wait_s, self._end_throttle)
+
+    def _end_throttle(self) -> None:
+        self._is_throttled = False
+        if not self._transport.is_closing():
+            self.resume()
 
     def _carry_out(self, frame: bytes, out: list[Piece]) -> int:
         """Process one request; add its response, if it is ready, to `out` and return the size of its body."""

@@ -37,7 +37,14 @@ class Peer:
     """Number of its requests that were refused."""
     gone: bool = False
     """Whether the connection has ended: it cannot hold a registration any more."""
+    certificate_names: tuple[str, ...] = ()
+    """Subject and alternative names of its client certificate, if the server has verified one."""
     caller: Caller | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def source(self) -> str:
+        """The peer's IP address, without the port; behind a proxy, the client's."""
+        return self.address.rpartition(":")[0].strip("[]")
 
     def send_oneway(self, request: Request) -> None:
         """Send a request that has no response. Does nothing if the connection has ended."""
@@ -109,13 +116,33 @@ Handler = Callable[[Request, Peer], Answer]
 """Handles one kind of request. A plain function runs to its end before anything else runs."""
 
 
+class Checker(Protocol):
+    """Decides about requests before their handlers run."""
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether a request with the same bytes as the last one may get its response without a check."""
+
+    def check(self, request: Request, peer: Peer) -> Response | None:
+        """Return the response that refuses a request; None if its handler may run."""
+
+
 class Dispatcher:
-    """Calls the handler of a request's code; turns exceptions into responses."""
+    """Calls the handler of a request's code; turns exceptions into responses.
 
-    __slots__ = ("_draining", "_handlers", "fast_path", "read_at")
+    Args:
+        handlers: The handler of each request code.
+        fast_path: Fast paths. With a checker, it must have no direct decoders: they drop the fields of a signature.
+        checker: Decides about requests; None: all are allowed.
+    """
 
-    def __init__(self, handlers: Mapping[int, Handler], fast_path: FastPath | None = None) -> None:
+    __slots__ = ("_checker", "_draining", "_handlers", "fast_path", "read_at")
+
+    def __init__(
+        self, handlers: Mapping[int, Handler], fast_path: FastPath | None = None, checker: Checker | None = None
+    ) -> None:
         self._handlers = dict(handlers)
+        self._checker = checker
         self._draining = False
         self.read_at = 0.0
         """When the current requests were read. Reading the clock for each request would be expensive."""
@@ -133,13 +160,20 @@ class Dispatcher:
 
     def keep(self, frame: bytes, request: Request, response: Response) -> None:
         """Cache a response for equal requests."""
-        if not self._draining:
+        if not self._draining and (self._checker is None or self._checker.is_reusable):
             self.fast_path.remember(frame, request, response)
 
     def answer(self, request: Request, peer: Peer) -> Answer:
         """Process a request."""
         if self._draining and request.version > V5_3_1:
             return _GO_AWAY
+        if self._checker is not None:  # before the handler is looked up: a stranger does not learn which codes exist
+            try:
+                refusal = self._checker.check(request, peer)
+            except Exception as error:  # noqa: BLE001 - a check that fails must refuse
+                return failure(error, request, peer)
+            if refusal is not None:
+                return refusal
         handler = self._handlers.get(request.code)
         if handler is None:
             # Apache's text begins with a blank as well.

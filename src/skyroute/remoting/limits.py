@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from skyroute.remoting.client_meters import ClientLimits
 from skyroute.wire.frame import FRAME_BYTES_MAX
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ class Limits:
     send_buffer_bytes: int = 0
     receive_buffer_bytes: int = 0
     """Sizes of the socket buffers; 0 means the system's default."""
+    clients: ClientLimits = field(default_factory=ClientLimits)
+    """Limits for each client address."""
     trusts_proxy: Callable[[str], bool] = field(default=lambda address: False)
     """Whether to trust a PROXY header from this IP address."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.limits import ByteCount
@@ -12,11 +12,25 @@ from skyroute.wire.command import Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, Piece
 from skyroute.wire.fast_path import response_pieces
 
+READ_BYTES_PER_S: Final = 1024
+"""Lowest rate at which a peer may read its responses, after the idle time of the server."""
+
 
 class ResponseWriter:
     """Collects output in the outbox, writes it at the end of the turn, and counts what the peer does not read."""
 
-    __slots__ = ("_context", "_conversation", "_peer", "_seen_unsent", "_transport", "_unsent", "is_blocked", "tls")
+    __slots__ = (
+        "_blocked_at",
+        "_blocked_bytes",
+        "_context",
+        "_conversation",
+        "_peer",
+        "_seen_unsent",
+        "_transport",
+        "_unsent",
+        "is_blocked",
+        "tls",
+    )
 
     def __init__(self, peer: Peer, conversation: Conversation[Any], context: ServerContext) -> None:
         self._peer = peer
@@ -28,6 +42,9 @@ class ResponseWriter:
         """Unsent bytes at the last `has_progress`."""
         self.is_blocked = False
         """Whether the peer has not read the responses it was sent."""
+        self._blocked_at: float | None = None
+        """When the server first saw that the peer does not read."""
+        self._blocked_bytes = 0
         self.tls: TlsStream | None = None
 
     def attach(self, transport: asyncio.Transport) -> None:
@@ -74,6 +91,7 @@ class ResponseWriter:
     def unblock(self) -> None:
         """Note that the peer has read its responses."""
         self.is_blocked = False
+        self._blocked_at = None
         self._unsent.set(0)
 
     def _count(self) -> None:
@@ -87,6 +105,17 @@ class ResponseWriter:
         unsent = self._transport.get_write_buffer_size()
         has_read, self._seen_unsent = unsent < self._seen_unsent, unsent
         return has_read
+
+    def is_too_slow(self, now: float, patience_s: float) -> bool:
+        """Return whether the peer has taken longer than `patience_s`, plus its bytes at `READ_BYTES_PER_S`, to read.
+
+        Called by the server every second.
+        """
+        if not self.is_blocked:
+            return False
+        if self._blocked_at is None:
+            self._blocked_at, self._blocked_bytes = now, self._transport.get_write_buffer_size()
+        return now - self._blocked_at > patience_s + self._blocked_bytes / READ_BYTES_PER_S
 
     def finish(self) -> None:
         """Write the outbox and TLS's end of stream."""

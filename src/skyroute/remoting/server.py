@@ -13,6 +13,7 @@ from typing import Any, Final
 from skyroute.clock import Clock
 from skyroute.remoting.address import join_address
 from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
+from skyroute.remoting.client_meters import ClientMeters
 from skyroute.remoting.connection import Connection
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
@@ -61,6 +62,7 @@ class Server:
             polling=polling or BusyPolling(),
             write_batch=WriteBatch(),
             queue=FairQueue(clock.monotonic),
+            meters=ClientMeters(limits.clients) if limits.clients.are_set else None,
             on_made=self._on_made,
             on_lost=self._on_lost,
             spawn=self.spawn,
@@ -98,6 +100,11 @@ class Server:
     def unsent_bytes(self) -> int:
         """Bytes of responses that peers have not read, as counted last."""
         return self._context.unsent.total
+
+    @property
+    def address_refused(self) -> int:
+        """Number of connections that were refused because of the limits for one address."""
+        return 0 if self._context.meters is None else self._context.meters.refused
 
     # Life
 
@@ -214,6 +221,8 @@ class Server:
                     connection.abort()
             elif opening_since is not None and now - opening_since > limits.opening_s:
                 connection.abort("its first request or TLS handshake was not complete in time")
+            elif connection.writer.is_too_slow(now, limits.idle_s):
+                connection.abort("it reads its responses too slowly")
             elif now - connection.active_at > limits.idle_s:
                 log.info("connection closed peer=%s reason=idle", connection.peer.address)
                 connection.abort()

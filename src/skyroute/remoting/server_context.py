@@ -7,6 +7,7 @@ from typing import Any
 
 from skyroute.clock import Clock
 from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
+from skyroute.remoting.client_meters import ClientMeters
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.fair_queue import FairQueue
 from skyroute.remoting.limits import ByteBudget, CloseLog, Limits
@@ -32,3 +33,5 @@ class ServerContext:
     """Called exactly once for every connection that was made."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs a coroutine until it ends or the server stops."""
+    meters: ClientMeters | None = None
+    """What each client address uses; None if there are no limits for that."""

@@ -8,9 +8,10 @@ import shutil
 import ssl
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import CalledProcessError
-from typing import Final
+from typing import Any, Final
 
 from skyroute.remoting.errors import TlsError
 from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMode, TlsSettings
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 _TRY_AGAIN_S: Final = 60.0
 _READ_BYTES: Final = 256 * 1024
 
+
+CERTIFICATE_NAMES_MAX: Final = 32
+"""Names of a client certificate that are looked at."""
 
 CHECK_S: Final = 0.5
 """Interval of the checks for changed files."""
@@ -206,6 +210,20 @@ def _self_signed_context() -> ssl.SSLContext:
     return context
 
 
+def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the common names of a verified certificate's subject, then its alternative names.
+
+    Args:
+        certificate: What `SSLObject.getpeercert` returns: nothing in it if no certificate was verified.
+    """
+    if not certificate:
+        return ()
+    subject = (pair for part in certificate.get("subject", ()) for pair in part)
+    names = [value for kind, value in subject if kind == "commonName"]
+    names += [value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI", "email")]
+    return tuple(dict.fromkeys(map(str, names[:CERTIFICATE_NAMES_MAX])))
+
+
 class TlsStream:
     """The TLS stream of an accepted connection: decrypts what is received and encrypts what is sent.
 
@@ -217,6 +235,8 @@ class TlsStream:
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.established = False
+        self.certificate_names: tuple[str, ...] = ()
+        """Names in the verified certificate of the client; empty without one."""
         self.ended = False
         """Whether the peer has ended its stream."""
         self.buffered = 0
@@ -236,6 +256,7 @@ class TlsStream:
                 if not self.established:
                     self._object.do_handshake()
                     self.established = True
+                    self.certificate_names = certificate_names(self._object.getpeercert())
                 while piece := self._object.read(_READ_BYTES):
                     pieces.append(piece)
                 self.ended = True  # only the end of the stream reads as nothing

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from skyroute.files.replace import replace_file
+from skyroute.remoting.client_meters import ClientLimits
 from skyroute.remoting.limits import Limits
 from skyroute.remoting.tls_settings import TlsSettings
+from skyroute.settings.access_keys import AccessConfig, check_access
 from skyroute.settings.errors import BlackListedError, ConfigError, StartOnlyError
 from skyroute.settings.keys import (
     ALIASES,
@@ -54,7 +56,7 @@ def home_folder() -> Path:
 
 
 @dataclass(slots=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(AccessConfig):
     """The settings of one server. The server owns this object; handlers read live settings at each request.
 
     The constructor takes values in the units of the fields, unchecked. `load` takes text and checks it.
@@ -63,12 +65,16 @@ class ServerConfig:
     ENVIRONMENT: ClassVar[Mapping[str, str]] = {
         "ROCKETMQ_HOME": "rocketmqHome",
         "ROCKETMQ_SERIALIZE_TYPE": "rocketmq.serialize.type",
+        "SKYROUTE_CREDENTIALS_FILE": "innerClientAuthenticationCredentialsFile",
+        "SKYROUTE_INIT_USER_FILE": "initAuthenticationUserFile",
     }
     """Environment variables that set settings, with the lowest priority."""
     INERT: ClassVar[InertSettings] = INERT_SETTINGS
     LISTED: ClassVar[frozenset[Scope]] = frozenset({Scope.SERVER, Scope.OWN})
     """Scopes that a remote client is always shown; settings of other scopes are listed only if they are set."""
-    FIXED: ClassVar[frozenset[str]] = frozenset({"configBlackList", "rocketmqHome"})
+    FIXED: ClassVar[frozenset[str]] = frozenset(
+        {"configBlackList", "rocketmqHome", *(each.metadata["setting"].key for each in fields(AccessConfig))}
+    )
     """Keys that cannot be changed remotely."""
     PATH_FIELD: ClassVar[str]
     """Name of the field with the path to which updates are written."""
@@ -95,6 +101,15 @@ class ServerConfig:
     """Bytes of incomplete frames, over all connections."""
     prologue_timeout_s: float = setting("prologueTimeoutSeconds", Scope.OWN, 10.0, unit=SECONDS, at_least=1)
     """Time for the first bytes of a new connection, which show whether it uses PROXY or TLS."""
+
+    address_connections_max: int = setting("addressConnectionsMax", Scope.OWN, 0)
+    """Connections of one client address; 0: no limit, as for the next four."""
+    address_handshakes_max: int = setting("addressHandshakesMax", Scope.OWN, 0)
+    """Connections of one client address that have sent no request yet."""
+    address_requests_per_s: int = setting("addressRequestsPerSecond", Scope.OWN, 0)
+    address_bytes_per_s: int = setting("addressBytesPerSecond", Scope.OWN, 0, at_most=LONG_MAX)
+    limit_exempt_addresses: str = setting("limitExemptAddresses", Scope.OWN, "")
+    """Addresses and networks without these limits, separated by commas."""
 
     trusted_proxies: str = setting("trustedProxies", Scope.OWN, "")
     """Addresses and networks of load balancers whose PROXY header is trusted, separated by commas."""
@@ -202,6 +217,13 @@ class ServerConfig:
             send_buffer_bytes=self.send_buffer_bytes,
             receive_buffer_bytes=self.receive_buffer_bytes,
             trusts_proxy=parse_networks(self.trusted_proxies).contains,
+            clients=ClientLimits(
+                connections_max=self.address_connections_max,
+                handshakes_max=self.address_handshakes_max,
+                requests_per_s=self.address_requests_per_s,
+                bytes_per_s=self.address_bytes_per_s,
+                is_exempt=parse_networks(self.limit_exempt_addresses).contains,
+            ),
             **more,
         )
 
@@ -243,7 +265,11 @@ class ServerConfig:
             raise ConfigError(f"the update has {len(text)} characters (expected at most {UPDATE_CHARS_MAX})")
         properties = dict(_under_own_names(parse_properties(text)))
         # A client that reaches the port must not weaken TLS for the next start.
-        refused = frozenset(key for key in properties if key in self._black_list or key.startswith("tls."))
+        refused = frozenset(
+            key
+            for key, value in properties.items()
+            if (key in self._black_list and value.strip() != HIDDEN) or key.startswith("tls.")
+        )
         if refused:
             raise BlackListedError(refused)
 
@@ -301,7 +327,8 @@ class ServerConfig:
             elif not is_tls_key(key):
                 parsed[key] = text
         self._check_water_marks(parsed, origin)
-        self._check_proxies(parsed, origin)
+        self._check_networks(parsed, origin)
+        check_access(parsed, origin)
         self._check_supported(parsed, origin)
         return parsed
 
@@ -315,15 +342,16 @@ class ServerConfig:
                 f"it must not be above writeBufferHighWaterMark, which is {high}"
             )
 
-    def _check_proxies(self, parsed: Mapping[str, Value | None], origin: str) -> None:
-        text = str(parsed.get("trustedProxies", ""))
-        try:
-            parse_networks(text)
-        except ValueError as error:
-            raise ConfigError(
-                f"trustedProxies={text[:80]!r} from {origin} is wrong: {error} "
-                "(expected addresses and networks separated by commas, such as 10.0.0.5,192.168.0.0/16)"
-            ) from None
+    def _check_networks(self, parsed: Mapping[str, Value | None], origin: str) -> None:
+        for key in ("trustedProxies", "limitExemptAddresses"):
+            text = str(parsed.get(key, ""))
+            try:
+                parse_networks(text)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{key}={text[:80]!r} from {origin} is wrong: {error} "
+                    "(expected addresses and networks separated by commas, such as 10.0.0.5,192.168.0.0/16)"
+                ) from None
 
     def _apply(self, parsed: Mapping[str, Value | None]) -> None:
         known = _known(type(self))

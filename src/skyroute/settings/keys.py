@@ -28,6 +28,7 @@ class Scope(Enum):
     SERVER = "NettyServerConfig"
     OWN = "Skyroute only"
     CLIENT = "NettyClientConfig"
+    AUTH = "AuthConfig"
     SYSTEM = "Java system property"
 
 
@@ -154,7 +155,7 @@ def setting(
         key=key,
         unit=unit,
     )
-    described_field: T = field(default=default, metadata={"setting": described})
+    described_field: T = field(default=default, repr=not may_be_secret(key), metadata={"setting": described})
     return described_field
 
 
@@ -210,8 +211,15 @@ INERT_SETTINGS: InertSettings = {
         "socksProxyConfig={} maxReconnectIntervalTimeSeconds=60 enableReconnectForGoAway=true "
         "enableTransparentRetry=true scanAvailableNameSrv=true",
     ),
+    **inert_settings(
+        Scope.AUTH,
+        "userCacheMaxNum=1000 userCacheExpiredSecond=600 userCacheRefreshSecond=60 aclCacheMaxNum=1000 "
+        "aclCacheExpiredSecond=600 aclCacheRefreshSecond=60 statefulAuthenticationCacheMaxNum=10000 "
+        "statefulAuthenticationCacheExpiredSecond=60 statefulAuthorizationCacheMaxNum=10000 "
+        "statefulAuthorizationCacheExpiredSecond=60",
+    ),
 }
-"""Settings for threads, selectors, allocators and pools that our servers do not have, with their defaults.
+"""Settings for threads, selectors, allocators, pools and caches that our servers do not have, with their defaults.
 
 Files written for Apache's servers contain them.
 """

@@ -97,7 +97,10 @@ FORMS_MAX: Final = 4_096
 
 MANY_FORMS: Final = 500
 OWN_FORM_REQUESTS_MAX: Final = 20_000
-"""Number of forms that shows that requests are signed, one form each; this many are then remembered whole."""
+"""Number of forms that shows that requests are signed, one form each; this many are then remembered whole.
+
+Without a source of routes no request is recognised by its form, and this many are remembered whole from the start.
+"""
 
 _DIGITS_MAX: Final = 9
 """Request ids of more digits may not fit 32 bits."""
@@ -267,7 +270,7 @@ class FastPath:
             self._remember_form(frame, before, after, request)
 
     def _remember_request(self, before: bytes, after: bytes, pieces: _Pieces) -> None:
-        have_own_forms = len(self._forms) >= MANY_FORMS
+        have_own_forms = self._routes is None or len(self._forms) >= MANY_FORMS
         if len(self._requests) < (OWN_FORM_REQUESTS_MAX if have_own_forms else REQUESTS_MAX):
             self._requests[before, after] = pieces
         elif not have_own_forms:

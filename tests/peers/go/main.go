@@ -42,6 +42,8 @@ type command struct {
 	Of            string            `json:"of"`
 	Group         string            `json:"group"`
 	NameServers   string            `json:"nameServers"`
+	AccessKey     string            `json:"accessKey"`
+	SecretKey     string            `json:"secretKey"`
 	Transactional bool              `json:"transactional"`
 	Oneway        bool              `json:"oneway"`
 	Async         bool              `json:"async"`
@@ -135,13 +137,21 @@ func run(asked command) (interface{}, error) {
 // ---------------------------------------------------------------------------------------------------------- producers
 
 func producerOptions(asked command, instance string) []producer.Option {
-	return []producer.Option{
+	options := []producer.Option{
 		producer.WithNsResolver(primitive.NewPassthroughResolver(strings.Split(asked.NameServers, ";"))),
 		producer.WithGroupName(asked.Group),
 		producer.WithInstanceName(instance),
 		producer.WithSendMsgTimeout(5 * time.Second),
 		producer.WithQueueSelector(producer.NewHashQueueSelector()),
 	}
+	if asked.AccessKey != "" {
+		options = append(options, producer.WithCredentials(credentials(asked)))
+	}
+	return options
+}
+
+func credentials(asked command) primitive.Credentials {
+	return primitive.Credentials{AccessKey: asked.AccessKey, SecretKey: asked.SecretKey}
 }
 
 func startProducer(asked command) (interface{}, error) {
@@ -325,6 +335,9 @@ func consumerOptions(asked command) []consumer.Option {
 		consumer.WithConsumerModel(model),
 		consumer.WithConsumerOrder(asked.Orderly),
 		consumer.WithSuspendCurrentQueueTimeMillis(100 * time.Millisecond),
+	}
+	if asked.AccessKey != "" {
+		options = append(options, consumer.WithCredentials(credentials(asked)))
 	}
 	if asked.ReconsumeMax >= 0 {
 		options = append(options, consumer.WithMaxReconsumeTimes(asked.ReconsumeMax))

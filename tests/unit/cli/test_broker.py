@@ -226,7 +226,9 @@ def test_up_runs_without_a_console_and_says_why(
             assert complaint.format(taken=port, folder=tmp_path) in lines[-1]
             sent = run(ADMIN, environment, "sendMessage", "-n", lines[1].split()[-1], "-t", "Hello", "-p", "still here")
             assert (sent.returncode, sent.stderr) == (0, "")
-            assert stop(process) == ""
+            said = stop(process).splitlines()
+            assert all("accepts connections from other machines" in line for line in said)
+            assert len(said) == (2 if "--bind" in arguments else 0)
 
 
 def test_up_stops_while_its_console_is_starting(environment: dict[str, str], tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ OWN_KEYS = split("""
     memoryPath journalEnable journalSegmentBytes journalSegmentSeconds journalMaxBytes journalMaxAgeHours
     journalQueueMax journalQueueBytesMax warmRestartEnable warmRestartLeaseSeconds snapshotIntervalSeconds
     snapshotMaxAgeSeconds massExpiryPercent watchEnable metricsPort metricsHost trustedProxies
+    addressConnectionsMax addressHandshakesMax addressRequestsPerSecond addressBytesPerSecond limitExemptAddresses
 """)
 
 

@@ -306,13 +306,15 @@ def test_a_longer_request_takes_no_memory(size: int) -> None:
     assert len(fast_path._requests) == 0
 
 
-def test_the_number_of_cached_requests_has_a_limit() -> None:
-    fast_path = FastPath()
-    request = decode_command(question(7))
-    frames = [frame(b'{"opaque":7,"topic":"%d"}' % topic) for topic in range(REQUESTS_MAX + 5)]
+@pytest.mark.parametrize("has_routes", [True, False])
+def test_the_number_of_cached_requests_has_a_limit(has_routes: bool) -> None:
+    fast_path = FastPath(OneRouteEach() if has_routes else None)
+    limit = REQUESTS_MAX if has_routes else OWN_FORM_REQUESTS_MAX
+    request = decode_command(question(7, code=106))
+    frames = [frame(b'{"opaque":7,"topic":"%d"}' % topic) for topic in range(limit + 5)]
     for asked in frames:
         fast_path.remember(asked, request, ROUTE)
-        assert len(fast_path._requests) <= REQUESTS_MAX
+        assert len(fast_path._requests) <= limit
     assert sum(fast_path.find(asked) is not None for asked in frames) == len(fast_path._requests)
 
 

@@ -16,6 +16,7 @@ from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RefusedError, RemotingError
+from skyroute.remoting.signing import Signer
 from skyroute.routing.registration import Registration, TopicTable
 from skyroute.routing.topology import Permission, QueueSettings
 from skyroute.wire.calls.registration import (
@@ -103,12 +104,14 @@ class Registrar:
         config: BrokerConfig,
         clock: Clock,
         tls: ssl.SSLContext | None = None,
+        signer: Signer | None = None,
     ) -> None:
         self._identity = identity
         self._topics = topics
         self._config = config
         self._clock = clock
         self._tls = tls
+        self._signer = signer
         self._name_servers = [_NameServer(address) for address in addresses]
         self._tasks: list[asyncio.Task[None]] = []
         self._encoded: tuple[object, Request] | None = None
@@ -255,7 +258,11 @@ class Registrar:
         """
         if server.channel is None or server.channel.closed:
             server.channel = await connect(
-                server.address, tls=self._tls, timeout_s=self._config.connect_timeout_s, on_close=self._on_close
+                server.address,
+                tls=self._tls,
+                timeout_s=self._config.connect_timeout_s,
+                on_close=self._on_close,
+                signer=self._signer,
             )
         channel = server.channel
         changed, server.changed = server.changed, {}

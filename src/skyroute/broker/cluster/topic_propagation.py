@@ -14,6 +14,7 @@ from typing import Final
 from skyroute.broker.identity import Identity
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.client import connect
+from skyroute.remoting.signing import Signer
 from skyroute.routing.topology import MASTER_ID, Permission, TopicRoute
 from skyroute.wire.calls.route import decode_route, encode_route_query
 from skyroute.wire.calls.topics import TopicConfig, encode_topic_stats_query, encode_topic_update
@@ -32,10 +33,17 @@ BROKERS_MAX: Final = 64
 class TopicPropagation:
     """Creates new topics on other brokers, in the background."""
 
-    def __init__(self, name_servers: Sequence[str], identity: Identity, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        identity: Identity,
+        tls: ssl.SSLContext | None = None,
+        signer: Signer | None = None,
+    ) -> None:
         self._name_servers = tuple(name_servers)
         self._identity = identity
         self._tls = tls
+        self._signer = signer
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -93,7 +101,7 @@ class TopicPropagation:
             log.info("topic created on another broker topic=%s broker=%s code=%d", topic.name, address, response.code)
 
     async def _call(self, address: str, request: Request) -> Response:
-        channel = await connect(address, tls=self._tls, timeout_s=TIMEOUT_S)
+        channel = await connect(address, tls=self._tls, timeout_s=TIMEOUT_S, signer=self._signer)
         try:
             return await channel.call(request, TIMEOUT_S)
         finally:

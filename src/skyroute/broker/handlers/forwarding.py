@@ -1,11 +1,14 @@
 """Requests of tools to consumers. The broker has the connections, so it forwards them."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from skyroute.access.resources import Action
 from skyroute.broker.clients.client_groups import GroupMember
 from skyroute.broker.clients.connected_clients import ConnectedClients
+from skyroute.broker.handlers.access_checks import RequireTopic
 from skyroute.broker.identity import Identity
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
@@ -14,6 +17,7 @@ from skyroute.errors import SkyrouteError
 from skyroute.message.errors import MessageIdError
 from skyroute.message.message_id import decode_offset_id
 from skyroute.message.queue_ref import QueueRef
+from skyroute.message.record import decode_record
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import CallTimeoutError, RefusedError, RemotingError
 from skyroute.wire.calls.consumers import (
@@ -28,6 +32,7 @@ from skyroute.wire.calls.groups import release_name
 from skyroute.wire.calls.query import encode_group_offsets
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.signature import ACCESS_FIELDS
 
 CALL_TIMEOUT_S: Final = 10.0
 OFFSETS_TIMEOUT_S: Final = 5.0
@@ -47,16 +52,17 @@ class ForwardingHandlers:
     topics: Topics
     groups: Groups
     identity: Identity
+    require: RequireTopic | None = None
 
     def running_info(self, request: Request, _peer: Peer) -> Answer:
         """Return the running info of a consumer: its settings, queues, rates and threads."""
         query = decode_running_query(request)
-        return self._forward(request, query.group, query.client_id, dict(request.fields), b"")
+        return self._forward(request, query.group, query.client_id, _without_keys(request.fields), b"")
 
-    def consume_directly(self, request: Request, _peer: Peer) -> Answer:
+    def consume_directly(self, request: Request, peer: Peer) -> Answer:
         """Make a consumer consume one message now, regardless of its offsets."""
         order = decode_direct_consumption(request)
-        fields = {**request.fields, "brokerName": self.identity.name}
+        fields = _without_keys(request.fields) | {"brokerName": self.identity.name}
         topic = None if order.topic is None else self.topics.get(order.topic)
         if topic is not None:
             fields["topicSysFlag"] = str(topic.sys_flag)
@@ -64,6 +70,8 @@ class ForwardingHandlers:
         if group is not None:
             fields["groupSysFlag"] = str(group.sys_flag)
         record = self._record(order.message_id or "")
+        if self.require is not None:
+            self.require(decode_record(record).topic, Action.SUB, peer)
         return self._forward(request, order.group, order.client_id or "", fields, record)
 
     def _record(self, message_id: str) -> bytes:
@@ -106,6 +114,11 @@ class ForwardingHandlers:
         # The field is called an address; tools send a client id.
         members = [member for member in consumers.members if query.client_address in (None, member.client_id)]
         return _gather_offsets(members, OffsetsQuery(query.topic, query.group))
+
+
+def _without_keys(fields: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a request without those that prove who sent it: they are not for the consumer."""
+    return {name: value for name, value in fields.items() if name not in ACCESS_FIELDS}
 
 
 async def _call(member: GroupMember, group: str, request: Request) -> Response:

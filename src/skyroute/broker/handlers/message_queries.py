@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from skyroute.access.resources import Action
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.handlers.access_checks import RequireTopic
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.topics import Topics
 from skyroute.message.message import StoredMessage
@@ -47,6 +49,7 @@ class MessageQueryHandlers:
     config: BrokerConfig
     step_runner: StepRunner
     monotonic: Callable[[], float]
+    require: RequireTopic | None = None
 
     def by_key(self, request: Request, _peer: Peer) -> Answer:
         """Return messages by key, or by the unique id of their producer."""
@@ -78,12 +81,16 @@ class MessageQueryHandlers:
             b"".join(records), last_stored_at_ms=found.last_stored_at_ms, last_position=found.last_position
         )
 
-    def at_position(self, request: Request, _peer: Peer) -> Response:
+    def at_position(self, request: Request, peer: Peer) -> Response:
         """Return the message at a log position."""
         position = decode_view(request)
         record = self.store.record_at(position)
         if record is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {position}")
+        if self.require is not None and request.fields.get(
+            "topic"
+        ):  # without it, the request needs more than the right to one topic
+            self.require(decode_record(record).topic, Action.GET, peer)
         return Response(body=record)
 
     def queue_units(self, request: Request, _peer: Peer) -> Response:

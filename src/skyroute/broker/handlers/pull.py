@@ -7,6 +7,7 @@ from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import TAG, TAGS_CHARS_MAX, Filter, make_filter, retry_filter
 from skyroute.broker.delivery.long_polling import LongPolling, SuspendedPull
+from skyroute.broker.handlers.access_checks import MakeRecheck, Recheck
 from skyroute.broker.identity import Identity
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
@@ -70,15 +71,24 @@ class _WaitingPull(SuspendedPull):
     """A suspended pull. Each attempt checks it again: permissions and subscriptions may have changed."""
 
     def __init__(
-        self, peer: Peer, question: PullQuestion, code: int, deadline: float, handlers: "PullHandlers"
+        self,
+        peer: Peer,
+        question: PullQuestion,
+        code: int,
+        deadline: float,
+        handlers: "PullHandlers",
+        recheck: Recheck | None,
     ) -> None:
         super().__init__(peer, (question.topic, question.queue_id), deadline)
         self._question = question
         self._code = code
         self._handlers = handlers
         self._offset = question.offset
+        self._recheck = recheck
 
     def _read(self) -> _Read | Response:
+        if self._recheck is not None and (refusal := self._recheck()) is not None:
+            return refusal
         accepted = self._handlers.admit(self._question, self._code, self.peer)
         if isinstance(accepted, Response):
             return accepted
@@ -116,6 +126,7 @@ class PullHandlers:
         config: BrokerConfig,
         identity: Identity,
         monotonic: Callable[[], float],
+        make_recheck: MakeRecheck | None = None,
     ) -> None:
         self._store = store
         self._long_polling = long_polling
@@ -127,6 +138,7 @@ class PullHandlers:
         self._config = config
         self._identity = identity
         self._monotonic = monotonic
+        self._make_recheck = make_recheck
 
     def pull(self, request: Request, peer: Peer) -> Answer:
         """Return messages of a queue, or suspend the pull until there are some."""
@@ -141,7 +153,8 @@ class PullHandlers:
             config = self._config
             wait_ms = question.suspend_ms if config.long_polling_enabled else config.short_polling_ms
             deadline = self._monotonic() + min(wait_ms, SUSPEND_MS_MAX) / 1000
-            return self._long_polling.suspend(_WaitingPull(peer, question, request.code, deadline, self))
+            recheck = None if self._make_recheck is None else self._make_recheck(request, peer)
+            return self._long_polling.suspend(_WaitingPull(peer, question, request.code, deadline, self, recheck))
         return self.respond(question, read)
 
     def admit(self, question: PullQuestion, code: int, peer: Peer) -> Filter | Response:

@@ -9,8 +9,10 @@ from typing import Final
 
 import msgspec
 
+from skyroute.access.resources import Action
 from skyroute.broker.appender import Appender
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.handlers.access_checks import RequireTopic
 from skyroute.broker.identity import Identity
 from skyroute.broker.scheduling.scheduled_delivery import replace_properties
 from skyroute.broker.stats import Stats
@@ -101,11 +103,15 @@ class SendBackHandlers:
     announce: Announce
     config: BrokerConfig
     identity: Identity
+    require: RequireTopic | None = None
 
-    def send_back(self, request: Request, _peer: Peer) -> Answer:
+    def send_back(self, request: Request, peer: Peer) -> Answer:
         """Store a message again: with a delay in the retry topic, or in the dead-letter topic."""
         order = decode_send_back(request)
         group = _find_group(self.groups, order.group)
+        # Before anything is created.
+        if self.require is not None and (found := self._message_at(order.log_position)) is not None:
+            self.require(found.topic, Action.SUB, peer)
         if not self.config.broker_permission & Permission.WRITE:
             where = self.identity.address.rpartition(":")[0]
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{where}] sending message is forbidden")

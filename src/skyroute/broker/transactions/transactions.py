@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from skyroute.broker.appender import Appender
@@ -40,6 +40,8 @@ SPAN_MAX: Final = 100_000
 """Offsets by which a half message that is not due may lag; the next start reads all from there on."""
 HALVES_PER_TURN: Final = 50
 """Half messages that are handled per turn of the loop."""
+CheckTopic = Callable[[str], None]
+"""Raises RefusedError if the topic of a message is forbidden to the sender of a request."""
 _NOT_FOUND: Final = "Find prepared transaction message failed"
 
 
@@ -112,8 +114,10 @@ class Transactions:
 
     # --------------------------------------------------------------------------------------------------------- ending
 
-    def end(self, end: TransactionEnd, now_ms: int) -> None:
+    def end(self, end: TransactionEnd, now_ms: int, check_topic: CheckTopic | None = None) -> None:
         """Commit or roll back a transaction. `write_op_messages` then stores that it has ended.
+
+        `check_topic` gets the topic of the message, and raises RefusedError if it is forbidden.
 
         Raises:
             RefusedError: it is not a half message of this producer, has ended already, or needs a check first.
@@ -125,6 +129,8 @@ class Transactions:
         if half is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
         self._check(end, half, now_ms)
+        if check_topic is not None:
+            check_topic(find_property(half.raw_properties, names.REAL_TOPIC) or half.topic)
         offset = self._open.find_open(end.half_offset)
         if offset is None:
             # Nothing is lost: open transactions are checked again.
@@ -263,8 +269,8 @@ class Transactions:
             self._offsets.commit(GROUP, HALF_DONE_TOPIC, drafts.HALF_QUEUE_ID, op_floor)
         self._floors = self._open.floors()
 
-    def resume(self, log_position: int) -> Appended:
-        """Check again a half message whose checks were exhausted.
+    def resume(self, log_position: int, check_topic: CheckTopic | None = None) -> Appended:
+        """Check again a half message whose checks were exhausted. `check_topic` is as in `end`.
 
         Raises:
             RefusedError: there is no half message at this position.
@@ -277,6 +283,8 @@ class Transactions:
                 ResponseCode.SYSTEM_ERROR,
                 "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.",
             )
+        if check_topic is not None:
+            check_topic(find_property(half.raw_properties, names.REAL_TOPIC) or half.topic)
         draft = drafts.next_check(half, 0)
         offset = self._open.find_open(half.queue_offset) if half.topic == HALF_TOPIC else None
         if offset is not None:

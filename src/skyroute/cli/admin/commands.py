@@ -9,6 +9,7 @@ _CLUSTER = "skyroute.cli.admin.cluster_commands"
 _TOPIC = "skyroute.cli.admin.topic_commands"
 _GROUP = "skyroute.cli.admin.group_commands"
 _MESSAGE = "skyroute.cli.admin.message_commands"
+_ACCESS = "skyroute.cli.admin.access_commands"
 
 _COMMANDS = {
     "clusterList": LazyCommand(_CLUSTER, "cluster_list", "List all brokers with address, version and load."),
@@ -63,6 +64,17 @@ _COMMANDS = {
     "consumeMessage": LazyCommand(_MESSAGE, "consume_message", "Print a number of messages of a topic."),
     "sendMessage": LazyCommand(_MESSAGE, "send_message", "Send a message."),
     "checkMsgSendRT": LazyCommand(_MESSAGE, "check_msg_send_rt", "Measure the send latency of a topic."),
+    "createUser": LazyCommand(_ACCESS, "create_user", "Create a user."),
+    "updateUser": LazyCommand(_ACCESS, "update_user", "Change password, type or status of a user."),
+    "deleteUser": LazyCommand(_ACCESS, "delete_user", "Delete a user and its policies."),
+    "getUser": LazyCommand(_ACCESS, "get_user", "Print a user, without its password."),
+    "listUser": LazyCommand(_ACCESS, "list_user", "List users, without their passwords."),
+    "createAcl": LazyCommand(_ACCESS, "create_acl", "Add entries to the policies of a user."),
+    "updateAcl": LazyCommand(_ACCESS, "update_acl", "Replace entries in the policies of a user."),
+    "deleteAcl": LazyCommand(_ACCESS, "delete_acl", "Delete an entry of a user's policies, or all policies."),
+    "getAcl": LazyCommand(_ACCESS, "get_acl", "Print the policies of a user."),
+    "listAcl": LazyCommand(_ACCESS, "list_acl", "List policies."),
+    "copyAcl": LazyCommand(_ACCESS, "copy_acl", "Copy policies from one server to another."),
 }
 
 

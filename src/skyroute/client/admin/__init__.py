@@ -1,12 +1,13 @@
 """Inspect and change a cluster, as `mqadmin` does."""
 
+from skyroute.client.admin.access import AccessAdmin
 from skyroute.client.admin.messages import MessageAdmin
 
 __all__ = ["Admin"]
 
 
-class Admin(MessageAdmin):
-    """Inspects and changes topics, groups, brokers, messages and offsets.
+class Admin(MessageAdmin, AccessAdmin):
+    """Inspects and changes topics, groups, brokers, messages, offsets, users and policies.
 
     Examples:
         >>> async with Admin(name_servers="127.0.0.1:9876") as admin:

@@ -1,14 +1,16 @@
 """Signs requests for brokers with access control (ACL)."""
 
-import base64
-import hmac
+import os
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 from skyroute.client.errors import ArgumentError
+from skyroute.settings.credentials import read_credentials_file
 from skyroute.wire.command import Request
+from skyroute.wire.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, signature_of, signed_content
 
-SIGNATURE: Final = "Signature"
+FILE_VARIABLE: Final = "SKYROUTE_CREDENTIALS_FILE"
+"""Environment variable with the path of a file with credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,35 @@ class Credentials:
                 what = "empty" if isinstance(text, str) else f"of type {type(text).__name__}"
                 raise ArgumentError(f"{name} is {what}: expected text that is not empty")
 
+    @classmethod
+    def from_file(cls, path: str) -> Self:
+        """Read a file with `accessKey` and `secretKey`: JSON, or lines `accessKey: name` as in mqadmin's `tools.yml`.
+
+        Raises:
+            ConfigError: the file cannot be read, or a key is missing.
+        """
+        found = read_credentials_file(path)
+        return cls(found.access_key, found.secret_key, found.security_token)
+
+    @classmethod
+    def from_environment(cls) -> Self | None:
+        """Return what the environment names; None if it names nothing.
+
+        That is the file in `SKYROUTE_CREDENTIALS_FILE`, or `ROCKETMQ_ACCESS_KEY` with `ROCKETMQ_SECRET_KEY`.
+
+        Raises:
+            ConfigError: the file cannot be read, or a key is missing.
+            ArgumentError: the secret key is missing.
+        """
+        if path := os.environ.get(FILE_VARIABLE):
+            return cls.from_file(path)
+        access_key = os.environ.get("ROCKETMQ_ACCESS_KEY")
+        return cls(access_key, os.environ.get("ROCKETMQ_SECRET_KEY", "")) if access_key else None
+
     def sign(self, request: Request) -> None:
         """Add the access key, and the signature of all fields and the body, to a request. Signing twice is harmless."""
         fields = request.fields
-        fields["AccessKey"] = self.access_key
+        fields[ACCESS_KEY] = self.access_key
         if self.security_token:
-            fields["SecurityToken"] = self.security_token
-        text = "".join([fields[name] for name in sorted(fields) if name != SIGNATURE])
-        digest = hmac.digest(self.secret_key.encode(), text.encode() + request.body, "sha1")
-        fields[SIGNATURE] = base64.b64encode(digest).decode()
+            fields[SECURITY_TOKEN] = self.security_token
+        fields[SIGNATURE] = signature_of(self.secret_key, signed_content(fields, request.body))

@@ -11,6 +11,9 @@ from skyroute.settings.networks import Networks
 IPV6_CLIENT_BITS: Final = 64
 """A client with one IPv6 address usually has a /64 network."""
 
+PEER: Final = "skyroute.peer"
+"""Key of a request's scope: the address that opened the connection, a proxy's or a client's."""
+
 
 class Forwarded:
     """Replaces client, scheme and host of a request with those in `X-Forwarded-For`, `-Proto` and `-Host`.
@@ -23,6 +26,8 @@ class Forwarded:
         self._trusted = trusted_proxies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["client"]:
+            scope[PEER] = scope["client"][0]
         if scope["type"] == "http" and scope["client"] and self._trusted.contains(scope["client"][0]):
             headers = MutableHeaders(scope=scope)
             hops = ",".join(headers.getlist("x-forwarded-for")).split(",")

@@ -16,6 +16,7 @@ from skyroute.console.access.sessions import SECRET_CHARS, Visitor, new_secret
 from skyroute.console.access.users import Role, User
 from skyroute.console.config import ConsoleConfig, is_loopback
 from skyroute.console.errors import UsersError
+from skyroute.console.guard.forwarded import PEER
 from skyroute.console.guard.same_origin import foreign_origin, own_origin
 from skyroute.console.texts import LANGUAGES, preferred_language, translatable, translator
 from skyroute.console.web.actions import FORM_BYTES_MAX, return_path
@@ -143,11 +144,28 @@ class RequestGuard:
         visitor = Visitor("", None, token, language, theme if theme in THEMES else THEMES[0])
         if not self._context.config.must_sign_in:
             return replace(visitor, role=Role.OPERATOR)
+        user = self._named_by_proxy(request)
+        if user is not None:
+            return replace(visitor, name=user.name, role=user.role)
         secret = request.cookies.get(self._context.session_cookie, "")
         user = self._signed_in(secret)
         if user is None:
             return visitor
         return replace(visitor, name=user.name, role=user.role, token=sessions.token("session", secret))
+
+    def _named_by_proxy(self, request: Request) -> User | None:
+        """Return the user that a trusted proxy has authenticated, if the users file has it."""
+        config = self._context.config
+        if config.user_header is None or not config.user_header_proxies.contains(request.scope.get(PEER, "")):
+            return None
+        names = request.headers.getlist(config.user_header)
+        if len(names) != 1:  # a second one may be the client's own
+            return None
+        try:
+            return self._context.users.read().get(names[0].strip())
+        except UsersError as error:
+            log.warning("sign-in refused reason=%s", error)
+            return None
 
     def _signed_in(self, secret: str) -> User | None:
         """Return the user of a session, if the users file still has the same role and password."""

@@ -11,6 +11,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from skyroute.blocking import Admin
+from skyroute.client.session.signing import Credentials
 from skyroute.errors import SkyrouteError
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,13 @@ class Sample(NamedTuple):
 def sample_lag(name_servers: str, groups: Collection[str] = ()) -> list[Sample]:
     """Return the lag of these consumer groups, or of all groups. Unknown groups are logged and left out.
 
+    Requests are signed with the credentials of the environment (`Credentials.from_environment`).
+
     Raises:
         NoNameServerError: no name server responds.
     """
     now = datetime.now(UTC)
-    with Admin(name_servers) as admin:
+    with Admin(name_servers, credentials=Credentials.from_environment()) as admin:
         return [sample for group in groups or admin.groups() for sample in _sample(admin, group, now)]
 
 

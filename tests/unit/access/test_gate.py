@@ -1,0 +1,231 @@
+import pytest
+
+from skyroute.access.audit import decode_record
+from skyroute.access.errors import RulesError, SettingsError
+from skyroute.access.gate import DECISIONS_MAX, Audited, Gate, GateSettings, Reason, check_settings
+from skyroute.access.needs import Door
+from skyroute.access.policies import Acl, Decision, Entry
+from skyroute.access.resources import parse_action, parse_resource
+from skyroute.access.rules import Rules
+from skyroute.access.sources import parse_patterns, parse_sources
+from skyroute.access.users import Password, User
+from skyroute.client.session.signing import Credentials
+from skyroute.wire.calls.send import read_send_header
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Request
+
+SECRET = "alice-secret"
+CLOSED = GateSettings("c1", authorization=True, open_doors=frozenset())
+
+
+def entry(resource: str, actions: str, decision: str = "Allow", *sources: str) -> Entry:
+    words = frozenset(map(parse_action, actions.split(",")))
+    return Entry(parse_resource(resource), words, Decision(decision), parse_sources(sources))
+
+
+def rules(*entries: Entry, is_super: bool = False) -> Rules:
+    return Rules({"alice": User("alice", Password(SECRET), is_super)}, {"alice": Acl(entries)} if entries else {})
+
+
+def signed(code: int, fields: dict[str, str] | None = None, body: bytes = b"", name: str = "alice") -> Request:
+    request = Request(code, dict(fields or {}), body=body)
+    Credentials(name, SECRET).sign(request)
+    return request
+
+
+def reason(gate: Gate, request: Request, source: str = "10.0.0.1", *names: str) -> Reason:
+    return gate.check(request, source, names).reason
+
+
+def test_authorization_alone_is_refused_at_the_start() -> None:
+    with pytest.raises(SettingsError, match="authenticationEnabled"):
+        check_settings(authentication=False, authorization=True)
+    for authentication, authorization in ((True, True), (True, False), (False, False)):
+        check_settings(authentication=authentication, authorization=authorization)
+
+
+@pytest.mark.parametrize("door", [Door.CLIENT, Door.BROKER, Door.OPERATOR])
+def test_only_the_door_of_readers_can_be_open(door: Door) -> None:
+    with pytest.raises(SettingsError):
+        GateSettings("c1", open_doors=frozenset({door}))
+
+
+def test_the_texts_of_failures_are_apaches() -> None:
+    gate = Gate(CLOSED, rules())
+    wrong = signed(105, {"topic": "orders"})
+    wrong.fields["topic"] = "payments"
+    texts = {
+        "username cannot be null.": Request(105, {"topic": "orders"}),
+        "User:bob is not found.": signed(105, {"topic": "orders"}, name="bob"),
+        "check signature failed.": wrong,
+        "User:alice has no permission to access Topic:orders from 10.0.0.1, no matched policies.": signed(
+            105, {"topic": "orders"}
+        ),
+    }
+    for text, request in texts.items():
+        response = gate.check(request, "10.0.0.1").response()
+        assert (response.code, response.remark) == (16, text)
+    gate.use(rules(entry("Topic:orders", "All", "Deny")))
+    denied = gate.check(signed(105, {"topic": "orders"}), "10.0.0.1")
+    assert denied.text == "User:alice has no permission to access Topic:orders from 10.0.0.1, the decision is deny."
+
+
+def test_a_disabled_user_is_refused_but_only_its_key_learns_that() -> None:
+    gate = Gate(CLOSED, Rules({"alice": User("alice", Password(SECRET), is_super=True, is_enabled=False)}))
+    assert gate.check(signed(105, {"topic": "orders"}), "10.0.0.1").text == "User:alice is disabled."
+    wrong = Request(105, {"topic": "orders", "AccessKey": "alice", "Signature": "x"})
+    assert reason(gate, wrong) is Reason.BAD_SIGNATURE
+
+
+def test_the_longest_prefix_decides() -> None:
+    gate = Gate(
+        CLOSED, rules(entry("Topic:o*", "Pub"), entry("Topic:or*", "Pub", "Deny"), entry("Topic:orders", "Pub"))
+    )
+    allowed = [name for name in ("o1", "or1", "orders", "x") if gate.check(signed(310, {"b": name}), "::1").is_allowed]
+    assert allowed == ["o1", "orders"]
+
+
+def test_changed_rules_count_at_once() -> None:
+    gate = Gate(CLOSED, rules(entry("Topic:orders", "Pub")))
+    request = signed(310, {"b": "orders"})
+    assert reason(gate, request) is Reason.POLICY
+    gate.use(rules(entry("Topic:orders", "Sub")))
+    assert reason(gate, request) is Reason.NO_POLICY
+
+
+def test_only_readers_pass_an_open_door() -> None:
+    gate = Gate(GateSettings("c1", authorization=True), rules())
+    assert reason(gate, Request(105, {"topic": "orders"})) is Reason.OPEN_DOOR
+    for code in (310, 103, 318, 25, 3001, 999_999):
+        assert reason(gate, Request(code)) is Reason.NO_USER
+
+
+def test_a_broker_that_cannot_sign_comes_in_by_address() -> None:
+    settings = GateSettings("c1", authorization=True, broker_sources=parse_sources(["10.0.0.0/8"]))
+    gate = Gate(settings, rules())
+    assert reason(gate, Request(103, {"clusterName": "c1"}), "10.0.0.1") is Reason.BROKER_SOURCE
+    assert reason(gate, Request(103, {"clusterName": "c1"}), "11.0.0.1") is Reason.NO_USER
+    # The address stands in for a key at this door only, and not for a wrong key.
+    assert reason(gate, Request(318), "10.0.0.1") is Reason.NO_USER
+    assert reason(gate, signed(103, {"clusterName": "c1"}, name="bob"), "10.0.0.1") is Reason.UNKNOWN_USER
+
+
+def test_a_certificate_is_a_user() -> None:
+    gate = Gate(CLOSED, rules(entry("Cluster:c1", "Update")))
+    request = Request(103, {"clusterName": "c1"})
+    assert reason(gate, request, "10.0.0.1", "other", "alice") is Reason.POLICY
+    assert not gate.check(request, "10.0.0.1", ("alice",)).is_reusable
+    assert reason(gate, request, "10.0.0.1", "other") is Reason.NO_USER
+    named = Request(103, {"clusterName": "c1", "AccessKey": "alice", "Signature": "x"})
+    assert reason(gate, named, "10.0.0.1", "alice") is Reason.BAD_SIGNATURE
+
+
+def test_a_white_address_needs_no_signature() -> None:
+    user = User("alice", Password(SECRET), trusted_sources=parse_patterns(["10.0.0.*"]))
+    gate = Gate(CLOSED, Rules({"alice": user}, {}, parse_patterns(["192.168.*.*"])))
+    named = Request(310, {"b": "orders", "AccessKey": "alice"})
+    assert reason(gate, named, "10.0.0.7") is Reason.TRUSTED_SOURCE
+    assert reason(gate, named, "10.0.1.7") is Reason.BAD_SIGNATURE
+    assert reason(gate, Request(310, {"b": "orders"}), "10.0.0.7") is Reason.NO_USER
+    assert reason(gate, Request(310, {"b": "orders"}), "192.168.3.4") is Reason.TRUSTED_SOURCE
+    assert not gate.check(named, "10.0.0.7").is_reusable
+    assert not gate.check(named, "192.168.3.4").is_reusable
+
+
+def test_a_response_is_reusable_only_if_every_address_is_allowed() -> None:
+    request = signed(105, {"topic": "orders"})
+    assert Gate(CLOSED, rules(entry("Topic:orders", "Pub"))).check(request, "10.0.0.1").is_reusable
+    bound = Gate(CLOSED, rules(entry("Topic:orders", "Pub", "Allow", "10.0.0.0/8")))
+    assert bound.check(request, "10.0.0.1").is_allowed
+    assert not bound.check(request, "10.0.0.1").is_reusable
+
+
+def test_a_request_that_was_decoded_directly_has_no_user() -> None:
+    request = signed(310, {"a": "pg", "b": "t", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0"})
+    gate = Gate(CLOSED, rules(is_super=True))
+    assert reason(gate, request) is Reason.SUPER_USER
+    fields = ",".join(f'"{name}":"{value}"' for name, value in request.fields.items())
+    direct = read_send_header(f'{{"code":310,"extFields":{{{fields}}}}}'.encode())
+    assert direct is not None
+    assert reason(gate, direct) is Reason.NO_USER
+
+
+def test_what_cannot_be_read_is_refused() -> None:
+    gate = Gate(CLOSED, rules(entry("*", "All")))
+    for request in (signed(34, body=b"{"), signed(310), signed(17), signed(18, body=b"{}"), signed(11, {"topic": "t"})):
+        assert reason(gate, request) is Reason.MALFORMED
+
+
+def test_long_names_are_neither_repeated_nor_remembered() -> None:
+    gate = Gate(CLOSED, rules(entry("*", "All")))
+    long = "x" * 1_000_000
+    for request in (
+        signed(310, {"b": long}),
+        signed(11, {"topic": "t", "consumerGroup": long}),
+        signed(103, {"clusterName": long}),
+        signed(18, body=b'{"topicConfigList":[{"topicName":"%b"}]}' % long.encode()),
+        Request(310, {"b": "t", "AccessKey": long}),
+    ):
+        verdict = gate.check(request, "10.0.0.1")
+        assert not verdict.is_allowed
+        assert len(verdict.text) < 1_000
+        record = gate.audit(verdict, request, server="b", source="10.0.0.1", time_ms=7)
+        assert record is not None
+        assert len(record.line()) < 2_000
+    assert all(len(need.resource.name) < 10 for _, need, _ in gate._decisions)
+
+
+def test_exempt_codes_are_not_checked() -> None:
+    gate = Gate(GateSettings("c1", authorization=True, exempt_codes=frozenset({26})), rules())
+    assert reason(gate, Request(26)) is Reason.EXEMPT
+    assert reason(gate, Request(25)) is Reason.NO_USER
+
+
+def test_remembered_decisions_have_a_bound() -> None:
+    gate = Gate(CLOSED, rules(entry("Topic:*", "Pub")))
+    request = signed(310, {"b": "orders"})
+    for number in range(DECISIONS_MAX + 10):
+        assert gate.check(request, f"10.0.{number // 256}.{number % 256}").is_allowed
+    assert len(gate._decisions) <= DECISIONS_MAX
+
+
+@pytest.mark.parametrize(
+    ("audited", "expected"),
+    [
+        (Audited.REFUSED, [False, False, True]),
+        (Audited.CHANGES, [False, True, True]),
+        (Audited.ALL, [True, True, True]),
+    ],
+)
+def test_the_audit_gets_what_it_asks_for(audited: Audited, expected: list[bool]) -> None:
+    gate = Gate(GateSettings("c1", audited=audited), rules())
+    requests = [signed(310, {"b": "orders"}), signed(25, body=b"listenPort=1"), Request(25)]
+    records = [
+        gate.audit(gate.check(one, "10.0.0.1"), one, server="broker-a", source="10.0.0.1", time_ms=7)
+        for one in requests
+    ]
+    assert [record is not None for record in records] == expected
+    assert records[2] is not None
+    assert records[2].line() == (
+        b'{"time_ms":7,"server":"broker-a","source":"10.0.0.1","code":25,"request":"UPDATE_BROKER_CONFIG",'
+        b'"door":"operator","is_allowed":false,"reason":"no_user"}\n'
+    )
+    assert decode_record(records[2].line()) == records[2]
+
+
+def test_a_record_has_the_need_that_is_missing() -> None:
+    gate = Gate(CLOSED, rules(entry("Topic:orders", "Sub")))
+    request = signed(RequestCode.PULL_MESSAGE, {"topic": "orders", "consumerGroup": "g"})
+    record = gate.audit(gate.check(request, "10.0.0.1"), request, server="b", source="10.0.0.1", time_ms=7)
+    assert record is not None
+    assert (record.user, record.needs, record.reason) == ("alice", ("Group:g Sub",), "no_policy")
+    assert SECRET.encode() not in record.line()
+
+
+def test_a_password_is_in_no_text_of_the_rules() -> None:
+    everything = rules(entry("*", "All"))
+    assert SECRET not in repr(everything)
+    assert SECRET not in repr(Gate(CLOSED, everything).check(signed(310, {"b": "t"}), "10.0.0.1"))
+    with pytest.raises(RulesError) as caught:
+        everything.create_user(User("alice", Password(SECRET)))
+    assert SECRET not in str(caught.value)
