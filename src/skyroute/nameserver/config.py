@@ -128,5 +128,5 @@ class NameServerConfig(ServerConfig):
         if parsed.get("enableControllerInNamesrv"):
             raise ConfigError(
                 f"enableControllerInNamesrv=true from {origin} is not supported: this name server has no controller, "
-                "run Apache RocketMQ's controller on its own"
+                "run `skyroute controller` beside it"
             )

@@ -104,7 +104,7 @@ def test_an_invalid_value_is_an_error_in_one_line(environment: dict[str, str]) -
 
 def test_the_embedded_controller_is_refused(environment: dict[str, str]) -> None:
     result = run(environment, "-D", "enableControllerInNamesrv=true")
-    assert_one_line_error(result, "run Apache RocketMQ's controller on its own")
+    assert_one_line_error(result, "run `skyroute controller` beside it")
 
 
 def test_a_port_in_use_is_an_error_in_one_line(environment: dict[str, str]) -> None:

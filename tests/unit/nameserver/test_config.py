@@ -147,7 +147,7 @@ def test_properties_of_the_java_machine_stand_behind_settings(tmp_path: Path) ->
         ("tls.test.mode.enable=1", "tls.test.mode.enable='1' from {path} is wrong: it must be true or false"),
         (
             "enableControllerInNamesrv=true",
-            "this name server has no controller, run Apache RocketMQ's controller on its own",
+            "this name server has no controller, run `skyroute controller` beside it",
         ),
         (
             "writeBufferLowWaterMark=9\nwriteBufferHighWaterMark=8",

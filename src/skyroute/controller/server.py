@@ -1,0 +1,123 @@
+"""A controller: its parts, its start and its stop."""
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from skyroute.clock import Clock, SystemClock
+from skyroute.controller.config import ControllerConfig
+from skyroute.controller.event_log import log_events
+from skyroute.controller.events import GroupEvent
+from skyroute.controller.failover import Failover
+from skyroute.controller.file_store import FileStore
+from skyroute.controller.groups import Groups
+from skyroute.controller.handlers import ControllerHandlers
+from skyroute.controller.heartbeats import Heartbeats
+from skyroute.controller.leadership import Leadership, SoleController
+from skyroute.controller.notify import Notifier
+from skyroute.controller.state import GroupState
+from skyroute.controller.store import GroupStore
+from skyroute.remoting.address import join_address
+from skyroute.remoting.background import Background
+from skyroute.remoting.dispatch import Dispatcher
+from skyroute.remoting.server import Server
+from skyroute.remoting.tls import ServerTls, client_context
+
+log = logging.getLogger(__name__)
+
+
+class ControllerServer:
+    """One controller. `start` and `stop` it in a running loop; it can be embedded in any program."""
+
+    def __init__(
+        self, config: ControllerConfig, *, store: GroupStore | None = None, clock: Clock | None = None
+    ) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self._store: GroupStore = store or FileStore(config.state_file)
+        self.groups = Groups(self._store, self._publish)
+        self.heartbeats = Heartbeats(self.clock.monotonic(), config.settle_s)
+        self.failover: Failover | None = None
+        self._notifier: Notifier | None = None
+        self._server: Server | None = None
+        self._background = Background()
+        self._elections: dict[str, asyncio.Task[None]] = {}
+        """Elections under way, by broker name."""
+
+    def __repr__(self) -> str:
+        return f"<ControllerServer {self.address if self._server else 'not started'} brokers={len(self.heartbeats)}>"
+
+    @property
+    def address(self) -> str:
+        """Where the controller listens, as `host:port`."""
+        assert self._server is not None
+        return join_address(self.config.bind_address, self._server.port)
+
+    async def start(self) -> None:
+        """Read the state, and serve.
+
+        Raises:
+            SkyrouteError: a file, a certificate or the port cannot be used.
+        """
+        config = self.config
+        await self._store.open()
+        dispatcher = Dispatcher({})
+        tls = ServerTls(config.tls)
+        server = Server(
+            dispatcher, tls=tls, clock=self.clock, on_disconnect=self._on_disconnect, limits=config.limits()
+        )
+        try:
+            await server.bind(config.bind_address, config.port)
+            if not config.listen_port:
+                config.listen_port = server.port
+            leadership: Leadership = SoleController(config.group, config.self_id, config.advertised_address)
+            outbound = (
+                client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
+            )
+            self._notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
+            self.heartbeats.listen_again(self.clock.monotonic())
+            self.failover = Failover(self.groups, self.heartbeats, leadership, config, self.clock, self._elect)
+            handlers = ControllerHandlers(self.groups, self.heartbeats, leadership, config, self.clock)
+            dispatcher.set_handlers(handlers.by_code())
+            await server.serve()
+        except BaseException:
+            await server.stop()
+            await self._store.close()
+            raise
+        self._server = server
+        for work in (self.failover.run_scans(), self.failover.run_master_scans(), tls.watch()):
+            self._background.spawn(work)
+        log.info("controller started address=%s advertised=%s", self.address, leadership.leader_address)
+        if isinstance(self._store, FileStore):
+            log.warning("controller is not replicated: brokers keep their roles while it is down, without fail-over")
+
+    async def stop(self) -> None:
+        """Answer open requests, close every connection and finish writing."""
+        await self._background.end()
+        if self._server is not None:
+            await self._server.stop(self.config.shutdown_wait_s if self.config.graceful_shutdown else 0.0)
+        elections = list(self._elections.values())
+        for election in elections:
+            election.cancel()
+        await asyncio.gather(*elections, return_exceptions=True)
+        if self._notifier is not None:
+            await self._notifier.stop()
+        await self._store.close()
+
+    def _on_disconnect(self, connection: int) -> None:
+        if self.failover is not None:
+            self.failover.on_disconnect(connection)
+
+    def _elect(self, broker_name: str) -> None:
+        """Start an election, unless one of this group is under way."""
+        if broker_name in self._elections or self.failover is None:
+            return
+        task = asyncio.get_running_loop().create_task(self.failover.replace_master(broker_name))
+        self._elections[broker_name] = task
+        task.add_done_callback(lambda _: self._elections.pop(broker_name, None))
+
+    def _publish(self, events: Collection[GroupEvent], group: GroupState) -> None:
+        log_events(events)
+        if self.config.notifies_brokers and self._notifier is not None:
+            living = self.heartbeats.live(group.cluster, group.broker_name, self.clock.monotonic())
+            self._notifier.put(events, group, living.progress)

@@ -1,0 +1,61 @@
+"""The settings of a controller, in Apache's words."""
+
+from pathlib import Path
+
+import pytest
+
+from skyroute.controller.config import ControllerConfig
+from skyroute.settings.errors import ConfigError
+
+APACHES_SAMPLE = """\
+controllerDLegerGroup = group1
+controllerDLegerPeers = n0-127.0.0.1:9878
+controllerDLegerSelfId = n0
+controllerStorePath = /tmp/rmqstore/controller
+enableElectUncleanMaster = false
+notifyBrokerRoleChanged = true
+scanNotActiveBrokerInterval = 3000
+mappedFileSize = 1048576
+jRaftServerId = localhost:9880
+"""
+
+
+def test_apaches_sample_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "controller.conf"
+    path.write_text(APACHES_SAMPLE)
+    config = ControllerConfig.load(str(path))
+    assert (config.port, config.advertised_address, config.group) == (9878, "127.0.0.1:9878", "group1")
+    assert config.state_file == Path("/tmp/rmqstore/controller/controller-state.json")
+    assert config.scan_interval_s == 3.0
+    assert config.inert == {"mappedFileSize": "1048576", "jRaftServerId": "localhost:9880"}
+
+
+def test_without_peers_the_bound_address_is_advertised() -> None:
+    config = ControllerConfig.load(options={"bindAddress": "10.0.0.7"})
+    assert (config.port, config.advertised_address) == (9878, "10.0.0.7:9878")
+    everywhere = ControllerConfig.load(options={"listenPort": "9999"}).advertised_address
+    assert everywhere.endswith(":9999")
+    assert not everywhere.startswith("0.0.0.0")
+
+
+def test_the_id_may_come_from_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "controller.conf"
+    path.write_text("controllerDLegerPeers=n1-10.0.0.1:9978;\n")
+    assert ControllerConfig.load(str(path), options={"controllerDLegerSelfId": "n1"}).port == 9978
+    with pytest.raises(ConfigError, match="controllerDLegerSelfId=n0 is not in"):
+        _ = ControllerConfig.load(str(path)).port
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("controllerDLegerPeers", "n0-a:1;n1-b:1;n2-c:1", "names 3 controllers"),
+        ("controllerDLegerPeers", "127.0.0.1:9878", "has no id"),
+        ("controllerDLegerPeers", "n0-127.0.0.1", "expected n0-host:port"),
+        ("enableElectUncleanMaster", "maybe", "true or false"),
+        ("metricsPort", "5557", "no metrics pages"),
+    ],
+)
+def test_what_a_controller_cannot_do_is_refused(key: str, value: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        ControllerConfig.load(options={key: value})
