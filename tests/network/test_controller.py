@@ -193,6 +193,24 @@ async def test_a_silent_master_is_replaced_by_a_scan(controller: RunningControll
         assert (await second.ear.hear()).fields["masterBrokerId"] == "2"
 
 
+async def test_a_connection_lost_in_a_stall_moves_no_master(controller: RunningController) -> None:
+    async with pair_in_sync(controller) as (first, second):
+        controller.clock.advance(8.0)  # no scan, no tick: the process stood still
+        await first.line.close()
+        await eventually(lambda: controller.offset(1) is None)
+        assert controller.master() == 1
+        async with line_to(controller.address) as line:
+            returned = FakeReplica(line, first.ear)
+            returned.id = 1
+            await returned.beat(offset=300)
+            await eventually(lambda: controller.offset(1) == 300)
+            controller.settle()
+            await returned.beat(offset=301)
+            await eventually(lambda: controller.offset(1) == 301)
+            controller.failover.scan_masters()
+            assert (await second.line.call(1004, {"brokerName": "a"})).fields["masterEpoch"] == "1"
+
+
 async def test_without_a_candidate_the_group_has_no_master(controller: RunningController) -> None:
     async with replica(controller) as first, replica(controller) as second:
         assert (await first.elect()).code == 0

@@ -24,6 +24,8 @@ LATE_S: Final = 1.0
 """How late a scan may be before this process counts as stalled."""
 LATE_SCANS_MAX: Final = 3
 """Maximum number of scans in a row that are postponed because they are late."""
+TICK_S: Final = 0.5
+"""How often this process notes that it runs, to find out that it was stalled."""
 
 
 @dataclass(slots=True)
@@ -38,8 +40,10 @@ class Failover:
     spawn: Callable[[str], None]
     """Runs `replace_master` for a broker name in the background."""
     _stalls: StallDetector = field(init=False)
+    _ran_at: float = field(init=False)
 
     def __post_init__(self) -> None:
+        self._ran_at = self.clock.monotonic()
         interval_s = self.config.scan_interval_s
         self._stalls = StallDetector(
             interval_s, min(interval_s, LATE_S), self.clock.monotonic(), in_a_row_max=LATE_SCANS_MAX
@@ -51,10 +55,20 @@ class Failover:
 
     def on_disconnect(self, connection: int) -> None:
         """Note that the brokers of a connection are dead, and replace those that are masters."""
+        self._check_stall()
         self._replace_dead(self.heartbeats.drop_holder(connection), "connection closed")
+
+    def _check_stall(self) -> None:
+        """Listen again after a stall: brokers that gave up a connection meanwhile have a new one, not read yet."""
+        now = self.clock.monotonic()
+        if now - self._ran_at > TICK_S + LATE_S:
+            log.warning("controller was stalled seconds=%.1f; no election until brokers are heard", now - self._ran_at)
+            self.heartbeats.listen_again(now)
+        self._ran_at = now
 
     def scan(self, now: float) -> None:
         """Note which brokers are silent, and replace those that are masters."""
+        self._ran_at = now
         if self._stalls.holds_back(now):
             log.warning("heartbeat scan late seconds=%.1f; postponed to the next scan", self._stalls.late_s)
             return
@@ -98,6 +112,11 @@ class Failover:
             cause=Cause.MASTER_DEAD,
         )
         return Outcome(outcome.group, outcome.answer, outcome.events)
+
+    async def run_ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._check_stall()
 
     async def run_scans(self) -> None:
         while True:

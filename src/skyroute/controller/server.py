@@ -85,7 +85,8 @@ class ControllerServer:
             await self._store.close()
             raise
         self._server = server
-        for work in (self.failover.run_scans(), self.failover.run_master_scans(), tls.watch()):
+        failover = self.failover
+        for work in (failover.run_ticks(), failover.run_scans(), failover.run_master_scans(), tls.watch()):
             self._background.spawn(work)
         log.info("controller started address=%s advertised=%s", self.address, leadership.leader_address)
         if isinstance(self._store, FileStore):

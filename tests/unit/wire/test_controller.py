@@ -120,7 +120,7 @@ def test_an_election_names_the_group_only_with_a_new_master() -> None:
     new = encode_election(MASTER, frozenset({2}), group)
     assert (new.code, new.fields) == (0, MASTER_TEXT)
     assert new.body == (
-        b'{"brokerMemberGroup":{"brokerAddrs":{1:"10.0.0.1:10911",2:"10.0.0.2:10911"},"brokerName":"a","cluster":"C"},'
+        b'{"brokerMemberGroup":{"brokerAddrs":{"1":"10.0.0.1:10911","2":"10.0.0.2:10911"},"brokerName":"a","cluster":"C"},'
         b'"syncStateSet":[2]}'
     )
     old = encode_election(MASTER, frozenset({1, 2}), None, code=2011, remark="still there")

@@ -428,7 +428,8 @@ def encode_election(
     if group is not None:
         cluster, broker_name, addresses = group
         body["brokerMemberGroup"] = {
-            "brokerAddrs": dict(sorted(addresses.items())),
+            # Quoted ids: mqadmin 5.5.0 skips this member, and its parser skips no unquoted names.
+            "brokerAddrs": {str(broker_id): address for broker_id, address in sorted(addresses.items())},
             "brokerName": broker_name,
             "cluster": cluster,
         }
