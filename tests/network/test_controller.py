@@ -283,6 +283,18 @@ async def test_an_operator_designates_a_master(controller: RunningController) ->
         assert (await tool.call(1002, fields | {"brokerId": "1"})).code == 2012  # it is not in the set any more
 
 
+async def test_other_replicas_are_notified_after_the_masters(controller: RunningController) -> None:
+    async with pair_in_sync(controller) as (first, second), replica(controller) as third:
+        await third.beat(offset=50)
+        await eventually(lambda: controller.offset(3) == 50)
+        fields = GROUP | {"brokerId": "2", "designateElect": "true", "invokeTime": "1"}
+        assert (await third.line.call(1002, fields)).code == 0
+        for each in (second, first):
+            assert (await each.ear.hear()).fields["masterBrokerId"] == "2"
+        assert third.ear.is_silent
+        assert (await third.ear.hear()).fields["masterBrokerId"] == "2"
+
+
 async def test_tools_read_controllers_replicas_and_settings(controller: RunningController) -> None:
     async with pair_in_sync(controller) as (first, second), line_to(controller.address) as tool:
         metadata = (await tool.call(1005)).fields

@@ -22,6 +22,13 @@ BROKERS_MAX: Final = 10_000
 TRIES: Final = 2
 """How often a notice is sent if the connection fails."""
 
+FOLLOWER_DELAY_S: Final = 1.0
+"""How much later than the masters other replicas are notified.
+
+They ask a name server where to replicate from. Asked before the new master has registered, it names the old one, and
+Apache's brokers stay with that for as long as it lives.
+"""
+
 RETRY_S: Final = 0.5
 """Pause between them."""
 
@@ -37,7 +44,8 @@ class Notifier:
 
     def put(self, events: Collection[GroupEvent], group: GroupState, living: Iterable[int]) -> None:
         """Notify the living replicas of a group if these changes gave it a new master."""
-        if not any(isinstance(event, MasterElected) for event in events):
+        elected = next((event for event in events if isinstance(event, MasterElected)), None)
+        if elected is None:
             return
         master, sync = master_of(group), sync_state(group)
         notice = encode_role_change(
@@ -47,21 +55,23 @@ class Notifier:
         for broker_id in sorted(living):
             address = group.address_of(broker_id)
             if address is not None:
-                self._send(address, notice)
+                is_master = broker_id in (elected.master, elected.previous)
+                self._send(address, notice, 0.0 if is_master else FOLLOWER_DELAY_S)
 
-    def _send(self, address: str, notice: Request) -> None:
+    def _send(self, address: str, notice: Request, delay_s: float) -> None:
         if address not in self._newest and len(self._newest) >= BROKERS_MAX:
             log.warning("role notice dropped broker=%s reason=%d brokers are being notified", address, BROKERS_MAX)
             return
         is_waiting = address in self._newest
         self._newest[address] = notice
         if not is_waiting:
-            task = asyncio.get_running_loop().create_task(self._deliver(address))
+            task = asyncio.get_running_loop().create_task(self._deliver(address, delay_s))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _deliver(self, address: str) -> None:
+    async def _deliver(self, address: str, delay_s: float) -> None:
         try:
+            await asyncio.sleep(delay_s)
             for tries in range(1, TRIES + 1):
                 try:
                     channel = await connect(address, tls=self._tls, timeout_s=self._connect_timeout_s)
