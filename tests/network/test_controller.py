@@ -55,6 +55,7 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[RunningControl
         "listen_port": 0,
         "bind_address": "127.0.0.1",
         "settings_file": str(folder / "controller.properties"),
+        "store_path": str(folder),
     }
     clock = ManualClock()
     server = ControllerServer(ControllerConfig(**(values | settings)), clock=clock)

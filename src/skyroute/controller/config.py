@@ -56,7 +56,7 @@ class ControllerConfig(ServerConfig):
     """Ids and addresses of controllers, `n0-host:port`. The address is the one that brokers use."""
     self_id: str = setting("controllerDLegerSelfId", Scope.CONTROLLER, "n0", may_be_empty=False)
     store_path: str = setting("controllerStorePath", Scope.CONTROLLER, "")
-    """Folder of the state; empty: beside the settings."""
+    """Folder of the state; empty: `controller` in the home folder."""
     scan_interval_s: float = setting(
         "scanNotActiveBrokerInterval", Scope.CONTROLLER, 5.0, unit=MS, at_least=1, at_most=LONG_MAX
     )
@@ -72,7 +72,7 @@ class ControllerConfig(ServerConfig):
     @property
     def state_file(self) -> Path:
         """File with the state of all groups."""
-        folder = Path(self.store_path) if self.store_path else Path(self.settings_file).parent
+        folder = Path(self.store_path) if self.store_path else home_folder() / "controller"
         return folder / "controller-state.json"
 
     @property

@@ -15,7 +15,6 @@ class Refusal(Enum):
     UNKNOWN_REPLICA = "unknown replica"
     REPLICA_NOT_ALIVE = "replica not alive"
     NO_MASTER = "no master"
-    INVALID_REQUEST = "invalid request"
     NOT_LEADER = "not the leading controller"
     UNKNOWN_GROUP = "unknown group"
     CLEANUP_REFUSED = "cleanup refused"

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final
 
 from skyroute.clock import Clock
 from skyroute.controller import rules
@@ -54,7 +54,6 @@ RESPONSE_CODES: Final = {
     Refusal.NOT_MASTER: ResponseCode.CONTROLLER_INVALID_MASTER,
     Refusal.UNKNOWN_REPLICA: ResponseCode.CONTROLLER_INVALID_REPLICAS,
     Refusal.NO_MASTER: ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
-    Refusal.INVALID_REQUEST: ResponseCode.CONTROLLER_INVALID_REQUEST,
     Refusal.REPLICA_NOT_ALIVE: ResponseCode.CONTROLLER_BROKER_NOT_ALIVE,
     Refusal.NOT_LEADER: ResponseCode.CONTROLLER_NOT_LEADER,
     Refusal.UNKNOWN_GROUP: ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
@@ -68,28 +67,14 @@ RESPONSE_CODES: Final = {
 _HEARD: Final = Response(ResponseCode.SUCCESS, "Heart beat success")
 
 
-class _Leads(Protocol):
-    @property
-    def leadership(self) -> Leadership: ...
-
-
-S = TypeVar("S", bound=_Leads)
-P = ParamSpec("P")
-
-
-def _by_leader(
-    handle: Callable[Concatenate[S, P], Coroutine[Any, Any, Response]],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, Response]]:
+def _by_leader(handle: "_LeaderHandler") -> "_LeaderHandler":
     """Make a handler refuse unless this controller leads, and answer a refusal of the rules with its code."""
 
     @wraps(handle)
-    async def handle_if_leading(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Response:
+    async def handle_if_leading(self: "ControllerHandlers", request: Request, peer: Peer) -> Response:
         try:
-            if not self.leadership.is_leader:
-                raise RequestRefusedError(  # noqa: TRY301 - answered as the rules' own refusals
-                    Refusal.NOT_LEADER, f"the controller {self.leadership.leader_address or 'elsewhere'} leads"
-                )
-            return await handle(self, *args, **kwargs)
+            self.require_leader()
+            return await handle(self, request, peer)
         except RequestRefusedError as error:
             raise RefusedError(RESPONSE_CODES[error.refusal], str(error)) from error
 
@@ -122,6 +107,16 @@ class ControllerHandlers:
             RequestCode.CONTROLLER_GET_NEXT_BROKER_ID: self.get_next_id,
             RequestCode.CONTROLLER_APPLY_BROKER_ID: self.grant_id,
         }
+
+    def require_leader(self) -> None:
+        """Check that this controller decides.
+
+        Raises:
+            RequestRefusedError: another one does.
+        """
+        if not self.leadership.is_leader:
+            leader = self.leadership.leader_address or "unknown"
+            raise RequestRefusedError(Refusal.NOT_LEADER, f"this controller does not lead; the leader is {leader}")
 
     # Brokers
 
@@ -277,6 +272,9 @@ class ControllerHandlers:
         if group is None:
             return LiveReplicas({})
         return self.heartbeats.live(group.cluster, group.broker_name, self.clock.monotonic())
+
+
+_LeaderHandler = Callable[[ControllerHandlers, Request, Peer], Coroutine[Any, Any, Response]]
 
 
 def _master(master: MasterInfo) -> MasterFields:
