@@ -45,21 +45,21 @@ $(DEMO_READY): pyproject.toml
 demo: $(if $(wildcard $(READY)),$(READY),$(DEMO_READY)) ## run a small cluster: send, consume, kill a broker, read with Spark
 	$(BIN)/python examples/demo.py
 
-test: lint types imports ## style, types, imports, and every test that needs nothing but Python
+test: lint types imports ## check style, types and imports, and run every test that needs only Python
 	$(BIN)/python -m pytest --quiet -n auto --dist loadfile $(TESTS)
 	@echo "Tests of the console, of Spark and with peers are separate: make test-console test-spark test-peers"
 
-docs: $(READY) ## these pages and the reference of our names as a web site in .cache/site; a warning is an error
+docs: $(READY) ## build the pages and the API reference in .cache/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@! grep -rlE '(src|srcset)="(https?:)?//|<link [^>]*href="(https?:)?//' .cache/site --include='*.html' || { echo 'pages load things from elsewhere'; exit 1; }
 	@echo 'Open .cache/site/index.html; with a search: python3 -m http.server --directory .cache/site'
 
-test-console: $(READY) ## the web pages in a real Chromium; screenshots are in artifacts/console
+test-console: $(READY) ## test the web pages in a real Chromium; screenshots are in artifacts/console
 	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile tests/console
 
 # --keyword: translatable() marks a text that is translated later, done() a notice.
 LOCALE := src/skyroute/console/locale
-texts: $(READY) ## collect the texts of the console's pages and code into its .po catalogue, and compile it to .mo
+texts: $(READY) ## collect the console's texts into its .po catalogue, and compile it to .mo
 	@mkdir -p .cache
 	$(BIN)/pybabel --quiet extract --mapping pyproject.toml --keyword translatable --keyword translate --keyword done \
 		--sort-output --add-location file --output .cache/console.pot src/skyroute/console
@@ -67,23 +67,23 @@ texts: $(READY) ## collect the texts of the console's pages and code into its .p
 		--no-fuzzy-matching --ignore-obsolete --ignore-pot-creation-date
 	$(BIN)/pybabel --quiet compile --domain console --directory $(LOCALE) --statistics
 
-test-peers: $(READY) ## real Apache RocketMQ brokers, clients of four languages, tools; needs java, mvn, go, node and npm
+test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four languages, and tools; needs java, mvn, go, node and npm
 	$(BIN)/python -m pytest --quiet tests/peers
 
-test-damage: $(READY) ## a million single damages of stores, for hours; DAMAGE_CASES=... for fewer
+test-damage: $(READY) ## damage a million stores and recover them, for hours; DAMAGE_CASES=... for fewer
 	SKYROUTE_DAMAGE_CASES=$(DAMAGE_CASES) $(BIN)/python -m pytest --quiet -n auto tests/adversity/test_single_damage.py
 
-test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our dependencies
+test-floors: $(FLOORS_READY) ## run the unit tests with the lowest allowed versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline
 
-test-spark: $(READY) ## tests of the pipeline on a real Spark; uses the packaged Java if Java 17 is not installed
+test-spark: $(READY) ## test the pipeline on a real Spark; uses the packaged Java if Java 17 is not installed
 	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile $(SPARK_TESTS)
 
-compiled: $(COMPILED_READY) ## the package with its busiest modules compiled for the fastest python3 on the path, in .cache/compiled; needs a C compiler
+compiled: $(COMPILED_READY) ## install with compiled modules for the fastest python3 on the path, in .cache/compiled; needs a C compiler
 
-test-compiled: $(COMPILED_READY) ## the unit tests, and those over the network, with these modules compiled; without Spark
+test-compiled: $(COMPILED_READY) ## run the unit and network tests with compiled modules, without Spark
 	$(COMPILED)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit tests/network --ignore tests/unit/pipeline \
-		--deselect tests/network/test_examples.py::test_the_demonstration_tells_a_clusters_life
+		--deselect tests/network/test_examples.py::test_the_demonstration_runs_a_cluster_from_start_to_stop
 
 # From an archive of the sources, so that nothing compiled comes to lie among them and hides a later change.
 $(COMPILED_READY): $(READY) $(shell find src -name '*.py')
@@ -103,50 +103,50 @@ $(FLOORS_READY): pyproject.toml
 		--constraint $(FLOORS)/constraints.txt --editable '.[tools]'
 	@touch $@
 
-format: $(READY) ## rewrite the source in the house style
+format: $(READY) ## format the source
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: $(READY) ## style
+lint: $(READY) ## check the style
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(READY) ## mypy, strict
+types: $(READY) ## check the types (mypy, strict)
 	$(BIN)/mypy
 
-imports: $(READY) ## who imports whom
+imports: $(READY) ## check which package imports which
 	$(BIN)/lint-imports
 
-bench-nameserver: $(READY) ## how fast routes are found, alone and while brokers register
+bench-nameserver: $(READY) ## measure route lookups, alone and while brokers register
 	$(BIN)/python -m benchmarks.nameserver
 
-bench-client: $(READY) ## how fast our client sends and consumes, beside Apache's Java client on one Apache broker
+bench-client: $(READY) ## measure our client's sends and consumption beside Apache's Java client, on one Apache broker
 	$(BIN)/python -m benchmarks.client
 
-bench-broker: $(COMPILED_READY) ## how our broker, compiled, compares with Apache's, on the same disk in the same minutes
+bench-broker: $(COMPILED_READY) ## compare our broker, compiled, with Apache's, on the same disk at the same time
 	$(COMPILED)/bin/python -m benchmarks.broker
 
-bench-store: $(READY) ## what the broker's store costs for each message, in processor time
+bench-store: $(READY) ## measure the processor time of the broker's store per message
 	$(BIN)/python -m benchmarks.store
 
-bench-memory: $(READY) ## what a name server's journal and warm restarts cost and bring
+bench-memory: $(READY) ## measure cost and benefit of a name server's journal and warm restart
 	$(BIN)/python -m benchmarks.memory
 
-bench-metrics: $(READY) ## what metrics cost a name server
+bench-metrics: $(READY) ## measure the cost of metrics in a name server
 	$(BIN)/python -m benchmarks.metrics
 
-bench-console: $(READY) ## response times of the console for 100 brokers with 10,000 topics each
+bench-console: $(READY) ## measure response times of the console for 100 brokers with 10,000 topics each
 	$(BIN)/python -m benchmarks.console
 
-bench-attacks: $(READY) ## what a hostile peer can do to our servers, and what everyone else notices; 8 GB of memory
+bench-attacks: $(READY) ## attack our servers, and measure what other clients notice; needs 8 GB of memory
 	$(BIN)/python -m benchmarks.attacks
 
-bench-pipeline: $(READY) ## Spark source, sink and jobs, compared with Spark's Kafka source
+bench-pipeline: $(READY) ## measure Spark source, sink and jobs, compared with Spark's Kafka source
 	$(BIN)/python -m benchmarks.pipeline
 
-ci: ## what CI runs
+ci: ## run what CI runs
 	.ci/run
 
-clean: ## remove what was built or cached, but not .venv
+clean: ## remove what was built or cached, except .venv
 	rm -rf .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -37,11 +37,11 @@ from tests.support.apache import (
     PeerFailedError,
     PeerUnavailableError,
     SkyrouteNameServer,
-    eventually,
     fetch_jars,
 )
 from tests.support.our_broker import SkyrouteBroker
 from tests.support.raw import RawConnection
+from tests.support.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[1]
 QUEUES: Final = 8
@@ -102,11 +102,11 @@ class Broker:
         return sum(int(reply.fields["offset"]) for reply in replies)
 
     def fill(self, topic: str, count: int, body_bytes: int) -> Messages:
-        """Send so many messages, in batches."""
+        """Send `count` messages in batches."""
         self.create_topic(topic)
         done = load_broker(self.port, "fill", topic, QUEUES, count, *BATCH_SENDERS, body_bytes, BATCH)
         # A broker may know a message's place in its queue a moment after it has accepted it.
-        eventually(lambda: self.stored(topic) >= count, timeout_s=120, what=f"{count:,} messages can be read")
+        wait_until(lambda: self.stored(topic) >= count, timeout_s=120, what=f"{count:,} messages can be read")
         return done
 
 
@@ -305,7 +305,7 @@ def measure_latency(bench: Bench, brokers: Pair) -> None:
             broker.create_topic(topic)
             with RawConnection(broker.name_server.address) as line:
                 address = f"127.0.0.1:{broker.port}"
-                eventually(lambda: address in line.call(BROKERS).text, timeout_s=60, what="the broker is registered")
+                wait_until(lambda: address in line.call(BROKERS).text, timeout_s=60, what="the broker is registered")
             consumer = stack.enter_context(_stopwatch(broker, topic))
             with Bystanders((*(each.pid for each in brokers.values()), consumer.pid)) as bystanders:
                 load_broker(broker.port, "pace", topic, QUEUES, bench.seconds + 1, RATE, BODY)

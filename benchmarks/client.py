@@ -33,11 +33,11 @@ from tests.support.apache import (
     ApacheNameServer,
     PeerFailedError,
     PeerUnavailableError,
-    eventually,
     fetch_jars,
     java,
 )
 from tests.support.raw import RawConnection
+from tests.support.waiting import wait_until
 
 ROOT: Final = Path(__file__).parents[1]
 TOPIC: Final = "BenchmarkMessages"
@@ -110,13 +110,13 @@ class Cluster:
         self._started = 0
         self._line = RawConnection(broker.address)
         with RawConnection(name_server.address) as line:
-            eventually(lambda: broker.address in line.call(BROKERS).text, timeout_s=40, what="the broker is registered")
+            wait_until(lambda: broker.address in line.call(BROKERS).text, timeout_s=40, what="the broker is registered")
         queues = {"readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES), "perm": "6"}
         other = {"defaultTopic": "TBW102", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
         self._line.call(CREATE_TOPIC, {"topic": TOPIC, **queues, **other})
 
     def stored(self) -> int:
-        """How many messages the topic holds, as the broker says: the same count, whoever sent them."""
+        """How many messages the topic holds, as the broker counts them."""
         replies = (self._line.call(MAX_OFFSET, {"topic": TOPIC, "queueId": str(number)}) for number in range(QUEUES))
         return sum(int(reply.fields["offset"]) for reply in replies)
 
@@ -201,7 +201,7 @@ def _fill(bench: Bench, cluster: Cluster, senders: dict[Side, Load]) -> None:
     bench.say(f"row 2: {cluster.stored():,} messages are there; {BACKLOG:,} are wanted")
     for sender in senders.values():
         sender.wake()
-    eventually(lambda: cluster.stored() >= BACKLOG, timeout_s=FILL_TIMEOUT_S, every_s=0.5, what="a backlog")
+    wait_until(lambda: cluster.stored() >= BACKLOG, timeout_s=FILL_TIMEOUT_S, what="a backlog")
 
 
 def _rate(cluster: Cluster, seconds: float) -> float:

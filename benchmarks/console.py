@@ -31,7 +31,8 @@ from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
 from skyroute.remoting.loops import loop_factory
 from tests.support.apache import free_port
-from tests.support.process import eventually, server_process
+from tests.support.process import server_process
+from tests.support.waiting import wait_until
 
 SKYROUTE: Final = (sys.executable, "-m", "skyroute")
 START_S_MAX: Final = 1.0
@@ -128,7 +129,7 @@ def console(name_server: str, folder: Path) -> Iterator[tuple[httpx.Client, floa
                 except httpx.TransportError:
                     return False
 
-            eventually(first_page, "the console responds")
+            wait_until(first_page, "the console responds")
             yield client, time.perf_counter() - began
         finally:
             process.terminate()
@@ -161,7 +162,7 @@ def measure(root: Path, rounds: int, brokers: int, topics: int) -> Iterator[Figu
         size = f"{brokers} brokers x {topics:,} topics"
         yield figure("3", f"start, {size}", [took_s], None)
         last = f"Topic-{topics - 1:05}"
-        eventually(
+        wait_until(
             lambda: last in client.get("/topics", params={"q": last}).text.partition("<table")[2],
             "all topics are listed",
             timeout_s=READ_S_MAX,

@@ -196,7 +196,7 @@ def measure_restart(bench: Bench) -> None:
 
 
 def write_journal(folder: Path, events: int, limits: JournalLimits) -> None:
-    """Write a journal of so many events, as a name server does."""
+    """Write a journal of `events` changes, as a name server does."""
     journal = Journal.open(folder, server_id="0123456789abcdef", limits=limits, clock=SystemClock())
     journal.append([ServerStarted("127.0.0.1:9876", 0, 0)])
     for number in range(0, events, 4):
@@ -268,7 +268,7 @@ def _a_brokers_life(number: int) -> list[Change]:
             {},
             {},
         ),
-        BrokerLeft(cluster, name, 0, address, Cause.CONNECTION_CLOSED, version, number, holder_is_idle=True),
+        BrokerLeft(cluster, name, 0, address, Cause.CONNECTION_CLOSED, version, number, connection_is_unused=True),
     ]
 
 

@@ -27,8 +27,8 @@ SCRAPE_S: Final = 1.0
 """Prometheus asks every 15 seconds, or every minute."""
 COST_MAX: Final = 0.03
 ROWS: Final[dict[str, tuple[HeaderForm, str]]] = {
-    "1": ("json", "routes that were asked for before"),
-    "2": ("binary", "routes that a handler finds"),
+    "1": ("json", "routes that are cached"),
+    "2": ("binary", "routes that a handler looks up"),
 }
 
 

@@ -41,7 +41,7 @@ class Crowd:
 
 @contextmanager
 def crowd(address: str, count: int, kind: str, topics: list[str]) -> Iterator[Crowd]:
-    """Let so many sessions, or lines, wait for topics, shared out evenly."""
+    """Let `count` sessions or connections watch topics, distributed evenly."""
     command = [sys.executable, "-m", "benchmarks.load.watchers", address, str(count), kind, ",".join(topics)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -62,7 +62,7 @@ def names() -> list[str]:
 
 
 def registration(edition: int, changed: set[str]) -> Registration:
-    """A broker whose changed topics have so many queues as it has had editions."""
+    """A broker whose changed topics have one queue per edition."""
     topics = [Topic(name, read=FIRST_QUEUES + edition if name in changed else 8) for name in names()]
     return Registration("c", "broker-a", "10.0.0.1:10911", topics, data_version=DataVersion(edition))
 
@@ -93,7 +93,7 @@ def p99(values: list[float]) -> float:
 
 
 def watchers_mb(address: str, pid: int, count: int) -> float:
-    """Return how much more memory a name server has while so many connections watch a topic each."""
+    """Return how much more memory a name server has while many connections watch a topic each."""
     with RawConnection(address, timeout_s=60.0) as line:
         line.call(registration(1, set()).request)
         before_mb = resident_mb(pid)

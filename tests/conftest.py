@@ -1,4 +1,4 @@
-"""In CI nothing may be skipped: a test that says it cannot run has failed."""
+"""With SKYROUTE_NO_SKIP=1, as in CI, a skipped test fails."""
 
 import os
 import signal
@@ -7,11 +7,11 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-# How long an example takes says more about what else the machine does than about us.
+# The time of an example depends on the load of the machine.
 settings.register_profile("skyroute", deadline=None)
 settings.load_profile("skyroute")
 
-# Whoever starts us in the background may have us ignore it, and the programs that we start would inherit that.
+# A shell that runs pytest in the background ignores SIGINT, and child processes would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

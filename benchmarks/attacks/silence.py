@@ -73,7 +73,7 @@ def silent_for(name: str, server: Server, what: str, heard: Heard, note: str = "
     """Return the longest wait of the well-behaved peer as a figure."""
     failures = f"{heard.failed} of {heard.asked} failed, last: {heard.last_failure}" if heard.failed else ""
     return Outcome(
-        *(name, server.role, f"silence, {what}", heard.longest_ms, "ms"),
+        *(name, server.role, f"longest wait, {what}", heard.longest_ms, "ms"),
         at_most=SILENCE_MS_MAX,
         computed_ms=heard.computed_ms,
         note=", ".join(filter(None, (note, failures))),
@@ -236,7 +236,7 @@ def flood(lab: Lab) -> Iterator[Outcome]:
 LARGE_TOPICS: Final = 300_000
 OTHER_TOPICS: Final = 290_000
 SWEPT_S: Final = 2.0
-"""How long the well-behaved peer is heard after a hang-up, which nobody answers."""
+"""How long the well-behaved client is measured after a close, which gets no response."""
 
 
 @attack("large-registrations")

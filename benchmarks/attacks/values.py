@@ -211,7 +211,7 @@ def _told(server: Server, answer: Command) -> Outcome:
     text = answer.body.decode(errors="replace")
     told = [key for key, value in SECRETS.items() if value[-10:-2] in text or value in text]
     note = ", ".join(told)
-    return Outcome("secrets", server.role, f"secrets told of {len(SECRETS)}", len(told), at_most=0, note=note)
+    return Outcome("secrets", server.role, f"secrets shown of {len(SECRETS)}", len(told), at_most=0, note=note)
 
 
 # ---------------------------------------------------------------------------------------------------------- addresses
@@ -224,7 +224,7 @@ V2: Final = (
 
 @attack("proxy-header")
 def proxy_header(lab: Lab) -> Iterator[Outcome]:
-    """Say in a PROXY header that one is somebody else."""
+    """Send a PROXY header with the address of another client."""
     for version, header in (("v1", V1), ("v2", V2)):
         what = f"PROXY {version} from anyone"
         with lab.broker() as server:
@@ -234,13 +234,13 @@ def proxy_header(lab: Lab) -> Iterator[Outcome]:
                     body = {"clientID": "c@1", "producerDataSet": [{"groupName": "liars"}], "consumerDataSet": []}
                     line.call(34, {}, json.dumps(body).encode())
                     seen = witness.call(204, {"producerGroup": "liars"}).text
-                    believed = "believed" if "203.0.113.7" in seen else "not believed"
+                    believed = "accepted" if "203.0.113.7" in seen else "not accepted"
                 except OSError as error:
-                    believed = "not believed"
+                    believed = "not accepted"
                     seen = type(error).__name__
             note = seen[:120]
             yield Outcome(
-                "proxy-header", "broker", f"PROXY {version} from anyone", believed, wanted="not believed", note=note
+                "proxy-header", "broker", f"PROXY {version} from anyone", believed, wanted="not accepted", note=note
             )
         with lab.name_server() as server, register(server, 10):
             with server.line(timeout_s=5.0) as line:
@@ -252,8 +252,8 @@ def proxy_header(lab: Lab) -> Iterator[Outcome]:
                 except OSError:
                     pass
             time.sleep(0.2)
-            believed = "believed" if "203.0.113.7" in server.log else "not believed"
-            yield Outcome("proxy-header", "nameserver", what, believed, wanted="not believed")
+            believed = "accepted" if "203.0.113.7" in server.log else "not accepted"
+            yield Outcome("proxy-header", "nameserver", what, believed, wanted="not accepted")
 
 
 # -------------------------------------------------------------------------------------------------------------- files

@@ -113,7 +113,7 @@ async def _start_session(address: str, topic: str, heard: Heard) -> Session:
     await session.start()
     session.heartbeats.add(User(topic))
     await session.routes.find(topic)
-    while session.watch is None or not session.watch.is_active:  # noqa: ASYNC110 - it announces itself to nobody
+    while session.watch is None or not session.watch.is_active:  # noqa: ASYNC110 - there is no event
         await asyncio.sleep(0.01)
     return session
 

@@ -1,4 +1,4 @@
-"""Servers for hard times. Asynchronous tests of this folder run on both event loops."""
+"""Servers for tests of faults. Asynchronous tests of this folder run on both event loops."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 @pytest.fixture
 def chance() -> random.Random:
-    """Chance from a seed that a failing test prints; SKYROUTE_SEED=... repeats it."""
+    """A generator with a random seed, which a failing test prints; SKYROUTE_SEED=... repeats it."""
     seed = int(os.environ.get("SKYROUTE_SEED") or random.SystemRandom().getrandbits(32))
     sys.stdout.write(f"SKYROUTE_SEED={seed}\n")
     return random.Random(seed)
@@ -29,7 +29,7 @@ def chance() -> random.Random:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for all tests of a file: whatever one test does to it, the next one meets."""
+    """One server for all tests of a file: each test finds it as the test before left it."""
     with server_process(tmp_path_factory.mktemp("server")) as shared:
         yield shared
 
@@ -43,14 +43,14 @@ class Start(Protocol):
         /,
         *,
         loop: Loop = "uvloop",
-        words: Sequence[str] = (),
+        arguments: Sequence[str] = (),
         **settings: object,
     ) -> ServerProcess: ...
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts servers; those of one test share a folder, as after a restart."""
+    """Start servers; all servers of one test share a folder, as after a restart."""
     with ExitStack() as stack:
 
         def begin(
@@ -58,10 +58,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
             /,
             *,
             loop: Loop = "uvloop",
-            words: Sequence[str] = (),
+            arguments: Sequence[str] = (),
             **settings: object,
         ) -> ServerProcess:
             folder, settings = tmp_path / "server", {**(dotted or {}), **settings}
-            return stack.enter_context(server_process(folder, settings=settings, loop=loop, words=words))
+            return stack.enter_context(server_process(folder, settings=settings, loop=loop, arguments=arguments))
 
         yield begin

@@ -1,25 +1,16 @@
-"""Bounds that take several peers, or one that comes again and again, to reach."""
+"""Bounds that many clients, or many connections of one client, reach."""
 
 import ssl
 
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import (
-    DELETE_TOPIC,
-    GET_CLUSTERS,
-    REGISTER,
-    SYSTEM_ERROR,
-    assert_serves,
-    broker,
-    connect,
-    hear_out,
-    read_to_end,
-    survived,
-)
+from tests.adversity.faults import assert_serves, broker, check_survives, connect, read_to_end, send_and_read_to_end
 from tests.adversity.test_memory import KIB, MIB, holding, still_open
-from tests.support.process import ServerProcess, eventually
+from tests.support.codes import DELETE_TOPIC, GET_CLUSTERS, REGISTER, SYSTEM_ERROR
+from tests.support.process import ServerProcess
 from tests.support.raw import RawConnection, Request, Topic, encode, mapping
+from tests.support.waiting import wait_until
 
 
 def tls_context() -> ssl.SSLContext:
@@ -34,10 +25,10 @@ def test_unfinished_handshakes_count_towards_the_bound(start: Start) -> None:
     begun = b"\x16\x03\x01\x40\x00\x01\x00\x3f\xf0" + bytes(16_000)
     with holding(server, begun, 40) as lines:
         assert_serves(server.address)
-        eventually(lambda: still_open(lines) <= 16, "no more than the bound is held", timeout_s=5)
+        wait_until(lambda: still_open(lines) <= 16, "no more than the bound is held", timeout_s=5)
 
 
-def test_a_tls_peer_that_says_goodbye_is_let_go(server: ServerProcess) -> None:
+def test_a_tls_connection_is_closed_after_close_notify(server: ServerProcess) -> None:
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     speaker = tls_context().wrap_bio(incoming, outgoing)
     with connect(server.address, timeout_s=5) as line:
@@ -56,7 +47,7 @@ def test_a_tls_peer_that_says_goodbye_is_let_go(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize("what", ["filter servers", "topic names", "broker name", "deleted topic"])
-def test_a_log_line_does_not_repeat_megabytes(start: Start, what: str) -> None:
+def test_a_log_line_is_short_for_a_long_name(start: Start, what: str) -> None:
     server = start()
     huge = "x" * 1_000_000
     request = {
@@ -71,7 +62,7 @@ def test_a_log_line_does_not_repeat_megabytes(start: Start, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["filter servers", "static queues"])
-def test_what_a_broker_leaves_behind_has_a_bound(start: Start, what: str) -> None:
+def test_memory_of_large_registrations_is_bounded(start: Start, what: str) -> None:
     server = start()
     with RawConnection(server.address, timeout_s=60) as line:
         before_mb = server.rss_mb
@@ -86,13 +77,13 @@ def test_what_a_broker_leaves_behind_has_a_bound(start: Start, what: str) -> Non
         assert server.rss_mb - before_mb < 100
 
 
-def test_one_host_that_connects_again_and_again_leaves_a_few_lines_only(server: ServerProcess) -> None:
-    with survived(server, lines_max=50):
+def test_repeated_connections_of_one_host_log_few_lines(server: ServerProcess) -> None:
+    with check_survives(server, lines_max=50):
         for _ in range(1000):
-            hear_out(server.address, b"GET / HTTP/1.1\r\nHost: localhost:9876\r\n\r\n")
+            send_and_read_to_end(server.address, b"GET / HTTP/1.1\r\nHost: localhost:9876\r\n\r\n")
 
 
-def test_one_frame_does_not_hold_everybody_up(server: ServerProcess) -> None:
+def test_one_large_frame_uses_little_processor_time(server: ServerProcess) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0"}
     cpu_s = server.cpu_s
     with RawConnection(server.address, timeout_s=60) as line:

@@ -1,4 +1,4 @@
-"""A broker among hostile and hapless peers, with a clock that goes back and a disk that fails."""
+"""A broker with hostile and failing clients, a wall clock set back, and a failing disk."""
 
 import asyncio
 import itertools
@@ -14,13 +14,14 @@ from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.handlers.pull import SUSPEND_MS_MAX
 from skyroute.files.errors import StorageError
-from skyroute.wire.codes import ResponseCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, found_bodies, heartbeat, place, pull, send
 from tests.network.broker.clusters import Cluster, cluster_in
 from tests.support.clock import ManualClock
-from tests.support.disks import FailingDisk, HastyDisk, bodies
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
+from tests.support.disks import FailingDisk, NoSyncDisk, bodies
 from tests.support.raw import Command, Request, compact
+from tests.support.waiting import eventually
 
 SANE = {
     **{"topic": "T", "queueId": "0", "group": "g", "consumerGroup": "g", "producerGroup": "p", "clientID": "c"},
@@ -63,16 +64,28 @@ SANE_BODIES = {
     **{200: b'{"groupName":"g"}', 225: b'{"groupConfigList":[{"groupName":"g"}]}', 25: b"maxMessageSize=4194304\n"},
     **{18: b'{"topicConfigList":[{"topicName":"T"}]}', 401: b'{"topic":"T","consumerGroup":"g","mode":"PULL"}'},
 }
-A_TYPE_OF_OURS = re.compile(r"^[A-Z]\w+(Error|Exception): ")
+EXCEPTION = re.compile(r"^[A-Z]\w+(Error|Exception): ")
+
+
+OUTCOMES = {
+    ResponseCode.SUCCESS,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+}
+"""Codes that need no reason."""
 
 
 def is_documented(answer: Command) -> bool:
-    """Whether an answer has a code that clients know, and, if it is a refusal, a reason that is not our own trouble."""
+    """Whether a response has a known code and, if it is an error, a reason that is not an exception of ours."""
     if answer.code not in set(ResponseCode):
         return False
-    if answer.code in (0, 10, 11, 12, 19, 20, 21):
+    if answer.code in OUTCOMES:
         return True
-    return bool(answer.remark) and A_TYPE_OF_OURS.match(answer.remark or "") is None
+    return bool(answer.remark) and EXCEPTION.match(answer.remark or "") is None
 
 
 @pytest.fixture(autouse=True)
@@ -108,8 +121,8 @@ def bad_requests(code: int) -> Iterator[Request]:
         yield Request(code, {}, body)
 
 
-async def answers_to(cluster: Cluster, line: AsyncLine, requests: list[Request]) -> list[Command]:
-    """What comes of many requests at once; whoever waits for messages is given up."""
+async def answers_to(cluster: Cluster, line: AsyncConnection, requests: list[Request]) -> list[Command]:
+    """Return the responses to many requests sent at once; suspended pulls are given up."""
     sent = [await line.send(request) for request in requests]
     answers = asyncio.ensure_future(_answers(line, sent))
     while not answers.done():
@@ -118,19 +131,21 @@ async def answers_to(cluster: Cluster, line: AsyncLine, requests: list[Request])
     return await answers
 
 
-async def _answers(line: AsyncLine, sent: list[int]) -> list[Command]:
+async def _answers(line: AsyncConnection, sent: list[int]) -> list[Command]:
     return [await line.answer(opaque) for opaque in sent]
 
 
-SILENT = {37}
-"""Not every request of this kind is answered: the end of a transaction that is unknown."""
+SILENT = {RequestCode.END_TRANSACTION}
+"""Requests without a response in some cases: the end of an unknown transaction has none."""
 
 
-async def test_no_request_of_any_kind_brings_the_broker_out_of_step(cluster: Cluster) -> None:
+async def test_invalid_requests_of_every_code_leave_the_broker_working(cluster: Cluster) -> None:
     line = await cluster.line()
     for code in sorted(cluster.broker.components.handlers()):
-        # Nobody here would answer what is passed on to members.
-        await line.call(35 if code == 223 else heartbeat(), {"clientID": "10.0.0.1@1#2", "consumerGroup": "g"})
+        # The test does not respond to requests that the broker forwards to members.
+        is_forwarded = code == RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+        first = RequestCode.UNREGISTER_CLIENT if is_forwarded else heartbeat()
+        await line.call(first, {"clientID": "10.0.0.1@1#2", "consumerGroup": "g"})
         requests = list(bad_requests(code))
         if code in SILENT:
             requests = [request for request in requests if request.fields.get("commitOrRollback") != "0"]
@@ -139,25 +154,28 @@ async def test_no_request_of_any_kind_brings_the_broker_out_of_step(cluster: Clu
         cluster.broker.components.topics.put(cluster.broker.components.topics.all()["TBW102"])
         await cluster.add_topic("T")
     other = await cluster.line()
-    assert (await other.call(send(body=b"alive"))).code == 0
+    assert (await other.call(send(body=b"alive"))).code == ResponseCode.SUCCESS
     assert cluster.stored()[-1] == b"alive"
 
 
-async def test_requests_nobody_knows_are_refused(cluster: Cluster) -> None:
+async def test_unknown_codes_are_refused(cluster: Cluster) -> None:
     line = await cluster.line()
     known = cluster.broker.components.handlers()
     for code in (-1, 0, 9, 60, 61, 400, 513, 3001, 200_050, 2**31 - 1):
         assert code not in known
         answer = await line.call(Request(code, SANE))
-        assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
+        assert (answer.code, answer.remark) == (
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            f" request type {code} not supported",
+        )
 
 
-async def test_one_way_nonsense_is_not_answered(cluster: Cluster) -> None:
+async def test_invalid_one_way_requests_get_no_response(cluster: Cluster) -> None:
     line = await cluster.line()
     for code in sorted(cluster.broker.components.handlers()):
-        await line.tell(Request(code))
-        await line.tell(Request(code, dict.fromkeys(SANE, "x"), b"{"))
-    assert (await line.call(send())).code == 0
+        await line.send_oneway(Request(code))
+        await line.send_oneway(Request(code, dict.fromkeys(SANE, "x"), b"{"))
+    assert (await line.call(send())).code == ResponseCode.SUCCESS
     assert line.strays == []
 
 
@@ -167,23 +185,23 @@ async def test_one_way_nonsense_is_not_answered(cluster: Cluster) -> None:
 async def test_a_consumer_that_does_not_read_costs_its_own_answers_only(cluster: Cluster) -> None:
     sender = await cluster.line()
     for _ in range(3):
-        assert (await sender.call(send(body=bytes(1 << 20)))).code == 0
+        assert (await sender.call(send(body=bytes(1 << 20)))).code == ResponseCode.SUCCESS
     slow = await cluster.line(receive_buffer_bytes=4096)
-    slow.stop_listening()
+    slow.pause_reading()
     for _ in range(100):
         await slow.send(pull(count=3))
     (server,) = cluster.broker._servers
     await eventually(lambda: server._context.unsent.total > 0)
     quick = await cluster.line()
     for number in range(50):
-        assert (await quick.call(send(body=b"%d" % number))).code == 0
+        assert (await quick.call(send(body=b"%d" % number))).code == ResponseCode.SUCCESS
     held = sum(each._transport.get_write_buffer_size() for each in server._connections.values())
     assert held < 16 << 20
     slow.abort()
     await eventually(lambda: server._context.unsent.total == 0)
 
 
-async def test_many_who_wait_and_vanish_leave_nothing_behind(cluster: Cluster) -> None:
+async def test_closed_connections_leave_no_suspended_pull_and_no_member(cluster: Cluster) -> None:
     components = cluster.broker.components
     for _ in range(3):
         lines = [await cluster.line() for _ in range(40)]
@@ -202,10 +220,10 @@ async def test_many_who_wait_and_vanish_leave_nothing_behind(cluster: Cluster) -
         components.long_polling._by_connection,
     ) == ({}, {}, {})
     line = await cluster.line()
-    assert (await line.call(send())).code == 0
+    assert (await line.call(send())).code == ResponseCode.SUCCESS
 
 
-async def test_those_who_vanish_just_as_a_message_comes_hinder_nobody(cluster: Cluster) -> None:
+async def test_connections_closed_during_a_delivery_do_not_delay_other_pulls(cluster: Cluster) -> None:
     stays = await cluster.line()
     waiting = await stays.send(pull(flag=SUSPEND | SUBSCRIPTION))
     lines = [await cluster.line() for _ in range(10)]
@@ -223,18 +241,20 @@ async def test_those_who_vanish_just_as_a_message_comes_hinder_nobody(cluster: C
 # --------------------------------------------------------------------------------------------------------------- clock
 
 
-async def test_a_clock_that_goes_back_loses_nothing_and_delays_nothing_for_ever(cluster: Cluster) -> None:
+async def test_a_wall_clock_set_back_loses_no_message_and_no_timer(cluster: Cluster) -> None:
     line, clock = await cluster.line(), cluster.clock
     for number in range(3):
-        assert (await line.call(send(body=b"%d" % number))).code == 0
-        assert (await line.call(send("Later", b"d%d" % number, properties={"DELAY": "1"}))).code == 0
+        assert (await line.call(send(body=b"%d" % number))).code == ResponseCode.SUCCESS
+        assert (await line.call(send("Later", b"d%d" % number, properties={"DELAY": "1"}))).code == ResponseCode.SUCCESS
         timed = send("Later", b"t%d" % number, properties={"TIMER_DELAY_SEC": "3"})
-        assert (await line.call(timed)).code == 0
+        assert (await line.call(timed)).code == ResponseCode.SUCCESS
         clock.set_back(3600)
     answer = await line.call(pull())
     assert (found_bodies(answer), place(answer)) == ([b"0", b"1", b"2"], [3, 0, 3, 0])
     for at_ms in (0, int(clock.wall() * 1000), int((clock.wall() + 20_000) * 1000)):
-        found = await line.call(29, {"topic": "T", "queueId": "0", "timestamp": str(at_ms)})
+        found = await line.call(
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"topic": "T", "queueId": "0", "timestamp": str(at_ms)}
+        )
         assert 0 <= int(found.fields["offset"]) <= 3
     await cluster.stop()
     await cluster.start(name_server_list="")
@@ -247,14 +267,14 @@ async def test_a_clock_that_goes_back_loses_nothing_and_delays_nothing_for_ever(
     await eventually(lambda: set(cluster.stored("Later")) == expected)
 
 
-async def test_those_who_wait_go_by_a_clock_that_nobody_sets(cluster: Cluster) -> None:
+async def test_suspended_pulls_use_the_monotonic_clock(cluster: Cluster) -> None:
     line = await cluster.line()
     waiting = await line.send(pull(flag=SUSPEND | SUBSCRIPTION, suspend_ms=2_000))
     await eventually(lambda: len(cluster.broker.components.long_polling) == 1)
     cluster.clock.set_back(100_000)
     cluster.clock.advance(3)
     cluster.broker.components.long_polling.expire(cluster.clock.monotonic())
-    assert (await line.answer(waiting)).code == 19
+    assert (await line.answer(waiting)).code == ResponseCode.PULL_NOT_FOUND
 
 
 # ---------------------------------------------------------------------------------------------------------------- disk
@@ -281,17 +301,21 @@ async def live_through(folder: Path, disk: FailingDisk, **settings: Any) -> tupl
     except StorageError:
         return taken, answers
     try:
-        async with line_to(broker.address) as line:
+        async with connection_to(broker.address) as line:
             for number in range(5):
                 body = b"%d" % number + bytes(800)
                 answers.append(await line.call(send("Made", body, properties={"KEYS": "k"}, d=1)))
-                if answers[-1].code == 0:
+                if answers[-1].code == ResponseCode.SUCCESS:
                     taken.append(body)
             answers.append(await line.call(send("Made", b"later", properties={"DELAY": "1"}, d=1)))
             answers.append(await line.call(heartbeat("g", "Made")))
             answers.append(await line.call(pull("Made")))
-            answers.append(await line.call(15, {**SANE, "topic": "Made", "commitOffset": "1"}))
-            answers.append(await line.call(12, {**SANE, "topic": "Made", "endTimestamp": str(1 << 62)}))
+            answers.append(
+                await line.call(RequestCode.UPDATE_CONSUMER_OFFSET, {**SANE, "topic": "Made", "commitOffset": "1"})
+            )
+            answers.append(
+                await line.call(RequestCode.QUERY_MESSAGE, {**SANE, "topic": "Made", "endTimestamp": str(1 << 62)})
+            )
             await broker.components.offsets.table_file.save()
     except StorageError:
         pass
@@ -312,7 +336,7 @@ async def number_of_calls(folder: Path, **settings: Any) -> int:
 
 
 @pytest.mark.parametrize(("flush", "full"), [("ASYNC_FLUSH", True), ("SYNC_FLUSH", False)])
-async def test_whichever_write_fails_nothing_that_was_taken_is_lost(
+async def test_no_acknowledged_message_is_lost_whichever_write_fails(
     tmp_path: Path, flush: str, full: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = await number_of_calls(tmp_path / "whole", flush_disk_type=flush)
@@ -324,13 +348,13 @@ async def test_whichever_write_fails_nothing_that_was_taken_is_lost(
         taken, answers = await live_through(folder, disk, flush_disk_type=flush)
         failures.add(disk.failed)
         assert all(is_documented(answer) for answer in answers), (number, disk.failed, answers)
-        again = Broker(lonely(folder), clock=ManualClock(), disk=HastyDisk())
+        again = Broker(lonely(folder), clock=ManualClock(), disk=NoSyncDisk())
         await again.start()
         try:
             stored = bodies(again.components.store, "Made")
             assert [body for body in stored if body in taken] == taken, (number, disk.failed)
-            async with line_to(again.address) as line:
-                assert (await line.call(send("Made", b"next", d=1))).code == 0, (number, disk.failed)
+            async with connection_to(again.address) as line:
+                assert (await line.call(send("Made", b"next", d=1))).code == ResponseCode.SUCCESS, (number, disk.failed)
         finally:
             await again.stop()
     assert {"open", "write", "sync", "replace", "remove"} <= failures
@@ -343,15 +367,17 @@ async def test_whichever_write_fails_nothing_that_was_taken_is_lost(
     caplog.clear()
 
 
-async def test_settings_that_make_no_sense_leave_the_file_as_it_is(cluster: Cluster) -> None:
+async def test_invalid_settings_leave_the_file_unchanged(cluster: Cluster) -> None:
     line = await cluster.line()
-    assert (await line.call(25, body=b"maxMessageSize=1000\n")).code == 0
+    assert (
+        await line.call(RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=1000\n")
+    ).code == ResponseCode.SUCCESS
     path = cluster.broker.config.settings_path
     before = path.read_bytes()
     for body in (b"maxMessageSize=-1\n", b"maxMessageSize=x\n", b"listenPort=70000\n", b"\xff\xfe"):
-        answer = await line.call(25, body=body)
-        assert answer.code != 0
+        answer = await line.call(RequestCode.UPDATE_BROKER_CONFIG, body=body)
+        assert answer.code != ResponseCode.SUCCESS
         assert answer.remark
     assert path.read_bytes() == before
-    assert (await line.call(send(body=bytes(1001)))).code == 13
+    assert (await line.call(send(body=bytes(1001)))).code == ResponseCode.MESSAGE_ILLEGAL
     assert cluster.stored() == []

@@ -1,4 +1,4 @@
-"""A self-signed certificate that takes its time, or cannot be made."""
+"""A self-signed certificate whose creation is slow or fails."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import assert_serves, connect
-from tests.support.process import eventually
+from tests.adversity.faults import assert_serves, connect
+from tests.support.waiting import wait_until
 
 HELLO = b"\x16\x03\x01\x02\x00" + bytes(40)
 
 
 def openssl_that_waits(folder: Path) -> Path:
-    """A command that does nothing until somebody opens the pipe, and then fails."""
+    """A command that blocks until the pipe is opened, and then fails."""
     pipe = folder / "pipe"
     os.mkfifo(pipe)
     command = folder / "openssl"
@@ -22,7 +22,9 @@ def openssl_that_waits(folder: Path) -> Path:
     return pipe
 
 
-def test_nobody_else_waits_for_the_certificate(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_clients_are_served_while_the_certificate_is_made(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()
     pipe = openssl_that_waits(folder)
@@ -34,6 +36,6 @@ def test_nobody_else_waits_for_the_certificate(start: Start, tmp_path: Path, mon
         assert_serves(server.address)
         pipe.write_text("no entropy today\n")  # opening it waits until the command reads
         assert first.recv(1) == second.recv(1) == b""
-    eventually(lambda: "no entropy today" in server.log, "the reason is in the log")
+    wait_until(lambda: "no entropy today" in server.log, "the reason is in the log")
     assert_serves(server.address)
     assert "Traceback" not in server.log

@@ -18,8 +18,8 @@ from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import send
 from tests.support.clock import ManualClock
-from tests.support.disks import HastyDisk
-from tests.support.lines import line_to
+from tests.support.connections import connection_to
+from tests.support.disks import NoSyncDisk
 from tests.support.single_damage import Base, Damage, Files, choose, read_folder, read_store, write_files
 
 CASES = int(os.environ.get("SKYROUTE_DAMAGE_CASES") or 400) // 2
@@ -39,7 +39,7 @@ def broker_at(folder: Path) -> Broker:
         index_slots=64,
         index_entries=256,
     )
-    return Broker(config, clock=ManualClock(), disk=HastyDisk())
+    return Broker(config, clock=ManualClock(), disk=NoSyncDisk())
 
 
 async def fill(broker: Broker, first: int) -> None:
@@ -49,7 +49,7 @@ async def fill(broker: Broker, first: int) -> None:
     components.groups.put(GroupConfig(f"g{first}"))
     await components.topics.table_file.save()
     await components.groups.table_file.save()
-    async with line_to(broker.address) as line:
+    async with connection_to(broker.address) as line:
         for number in range(MESSAGES):
             delayed = {0: {"DELAY": "3"}, 1: {"TIMER_DELAY_SEC": "600"}}.get(number % 5, {})
             request = send(f"T{first}", b"%d" % number, queue_id=number % 2, properties=delayed)
@@ -84,14 +84,14 @@ async def test_damage_to_a_table_loses_no_message(tmp_path: Path, chance: random
         shutil.rmtree(folder, ignore_errors=True)
         write_files(files, folder)
         damage.apply(folder)
-        await check(folder, damage, files, truth)
+        await check_losses(folder, damage, files, truth)
 
 
 def _not_opened(_: Path) -> MessageStore:
     raise AssertionError
 
 
-async def check(folder: Path, damage: Damage, files: Files, truth: set[tuple[str, int, int]]) -> None:
+async def check_losses(folder: Path, damage: Damage, files: Files, truth: set[tuple[str, int, int]]) -> None:
     broker, refusal = broker_at(folder), ""
     try:
         await broker.start()

@@ -1,4 +1,4 @@
-"""Deaths in the middle of a write, and disks that refuse."""
+"""Kills during a write, and disks that fail."""
 
 import random
 import resource
@@ -12,25 +12,22 @@ import pytest
 import trustme
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import (
+from tests.adversity.faults import TIMEOUT_S, assert_log_intact, assert_serves, check_survives, connect, random_pause
+from tests.support.booted import NotBootedError
+from tests.support.codes import (
     DELETE_KV,
     GET_CONFIG,
     GET_KV,
     LIST_KV,
     NOT_FOUND,
-    PATIENCE_S,
     PUT_KV,
     SUCCESS,
     SYSTEM_ERROR,
     UPDATE_CONFIG,
-    assert_serves,
-    assert_sound,
-    connect,
-    survived,
 )
-from tests.support.booted import NotBootedError
-from tests.support.process import ServerProcess, eventually, server_process
+from tests.support.process import ServerProcess, server_process
 from tests.support.raw import ClosedError, RawConnection, loads
+from tests.support.waiting import wait_until
 
 BALLAST = "x" * 20_000
 """Makes every write take long enough to be hit."""
@@ -50,9 +47,9 @@ def test_a_kill_at_any_moment_keeps_the_last_acknowledged_value(tmp_path: Path, 
     with server_process(tmp_path) as server, RawConnection(server.address) as line:
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "0"}).code == SUCCESS
         files = sorted(path.name for path in tmp_path.iterdir() if "kvConfig" in path.name)
-        assert files == ["kvConfig.json", "kvConfig.json.bak"], "nothing half written is left lying about"
+        assert files == ["kvConfig.json", "kvConfig.json.bak"], "no temporary file is left"
         assert server.stop() == 0
-        assert_sound(server.log)
+        assert_log_intact(server.log)
 
 
 def put_and_kill(server: ServerProcess, kept: int, chance: random.Random) -> int:
@@ -60,7 +57,7 @@ def put_and_kill(server: ServerProcess, kept: int, chance: random.Random) -> int
 
     Returns the last value that was acknowledged.
     """
-    with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+    with RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
         if kept:
             assert line.call(GET_KV, {"namespace": "n", "key": "k"}).fields == {"value": str(kept)}
             assert line.call(GET_KV, {"namespace": "ballast", "key": "k"}).fields == {"value": BALLAST}
@@ -72,7 +69,7 @@ def put_and_kill(server: ServerProcess, kept: int, chance: random.Random) -> int
             assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": str(value)}).code == SUCCESS
         usual_s = (time.monotonic() - started) / (last - kept)
         line.send(PUT_KV, {"namespace": "n", "key": "k", "value": str(last + 1)})
-        time.sleep(chance.uniform(0, 1.2 * usual_s))  # some moment of the write, or just after it
+        random_pause(chance, 0, 1.2 * usual_s)  # some moment of the write, or just after it
         server.kill()
         with suppress(ClosedError):
             assert line.receive().code == SUCCESS
@@ -86,7 +83,7 @@ def value_on_disk(folder: Path) -> int:
 
 def test_a_write_error_is_reported_and_changes_nothing(start: Start) -> None:
     server = start()
-    with survived(server, lines_max=10), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=10), RawConnection(server.address) as line:
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "old"}).code == SUCCESS
         before = (server.folder / "kvConfig.json").read_bytes()
         server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
@@ -106,7 +103,7 @@ def test_a_write_error_is_reported_and_changes_nothing(start: Start) -> None:
 
 def test_settings_that_cannot_be_written_do_not_change(start: Start) -> None:
     server = start()
-    with survived(server, lines_max=10), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=10), RawConnection(server.address) as line:
         server.limit(resource.RLIMIT_FSIZE, 16 * 1024)
         update = b"enableTopicList=false\nproductEnvName=" + b"x" * 20_000
         answer = line.call(UPDATE_CONFIG, body=update)
@@ -120,7 +117,7 @@ def test_settings_that_cannot_be_written_do_not_change(start: Start) -> None:
 def test_a_missing_folder_is_reported_and_created_again(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     server = start(kvConfigPath=folder / "kvConfig.json")
-    with survived(server, lines_max=10), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=10), RawConnection(server.address) as line:
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "1"}).code == SUCCESS
         shutil.rmtree(folder)
         folder.write_text("in the way")  # a file where the folder was, which even the superuser cannot write into
@@ -162,7 +159,7 @@ def test_a_torn_file_is_replaced_by_its_backup(tmp_path: Path, keep: float) -> N
 
 
 def served_certificate(server: ServerProcess) -> bytes:
-    """What a peer that speaks TLS is shown."""
+    """Return the certificate that a TLS client gets."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -184,11 +181,11 @@ def test_a_half_replaced_certificate_is_loaded_once_it_is_complete(start: Start,
     before = served_certificate(server)
     certificate.write_bytes(new.cert_chain_pems[0].bytes())
     key.write_bytes(new.private_key_pem.bytes()[:100])
-    eventually(lambda: "tls reload failed" in server.log, "the halves are looked at")
+    wait_until(lambda: "tls reload failed" in server.log, "the incomplete key is read")
     assert served_certificate(server) == before
     key.write_bytes(new.private_key_pem.bytes())
-    eventually(lambda: served_certificate(server) != before, "the whole is taken up")
+    wait_until(lambda: served_certificate(server) != before, "the new certificate is loaded")
     assert_serves(server.address)
     assert server.stop() == 0
-    assert_sound(server.log)
-    assert len(server.log.splitlines()) < 10
+    assert_log_intact(server.log)
+    assert len(server.log_since_start.splitlines()) < 10

@@ -1,4 +1,4 @@
-"""Streams that are cut short, are no frames at all, or never end."""
+"""Streams that are cut short, invalid, or endless."""
 
 import itertools
 import random
@@ -10,25 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.adversity.hardship import (
-    GET_CLUSTERS,
-    GET_CONFIG,
-    GET_ROUTE,
-    HEARTBEAT,
-    NO_TOPIC,
-    REGISTER,
-    SUCCESS,
+from tests.adversity.faults import (
     broker,
-    hear_out,
+    check_survives,
     replies,
-    say_and_leave,
-    say_and_vanish,
-    survived,
+    send_and_half_close,
+    send_and_read_to_end,
+    send_and_reset,
 )
-from tests.support.lines import eventually, line_to
+from tests.support.codes import GET_CLUSTERS, GET_CONFIG, GET_ROUTE, HEARTBEAT, NO_TOPIC, REGISTER, SUCCESS
+from tests.support.connections import connection_to
 from tests.support.process import ServerProcess, server_process
 from tests.support.raw import Request, encode, frame
 from tests.support.servers import running
+from tests.support.waiting import eventually
 
 ROUTE = Request(GET_ROUTE, {"topic": "T"})
 CLUSTERS = Request(GET_CLUSTERS)
@@ -51,7 +46,7 @@ def client_hello() -> bytes:
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """How a stream ends, and what is still read and sent then, is each event loop's own way."""
     with server_process(tmp_path_factory.mktemp("server"), loop=request.param) as shared:
-        say_and_leave(shared.address, client_hello())  # the first who speaks TLS has a certificate made
+        send_and_half_close(shared.address, client_hello())  # the first who speaks TLS has a certificate made
         yield shared
 
 
@@ -93,41 +88,41 @@ EXCHANGES = {
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
-def test_an_exchange_cut_anywhere_is_answered_up_to_the_cut(server: ServerProcess, exchange: Exchange) -> None:
+def test_a_stream_cut_at_any_byte_gets_responses_to_its_whole_frames(server: ServerProcess, exchange: Exchange) -> None:
     stream = exchange.stream
     mark = len(server.log)
-    with survived(server, lines_max=2 * len(stream)):
+    with check_survives(server, lines_max=2 * len(stream)):
         for cut in range(len(stream) + 1):
-            answered = replies(say_and_leave(server.address, stream[:cut]))
+            answered = replies(send_and_half_close(server.address, stream[:cut]))
             assert [reply.code for reply in answered] == exchange.answers(cut), cut
     if exchange is EXCHANGES["binary"]:
         whole = sum(bool(exchange.answers(cut)) for cut in range(len(stream) + 1))
-        assert server.log_since(mark).count("broker joined") == whole, "a registration counts once it is whole"
-    assert_all_left(server, mark)
+        assert server.log_since(mark).count("broker joined") == whole, "only whole registrations are applied"
+    assert_all_evicted(server, mark)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
-def test_an_exchange_cut_anywhere_by_a_reset_is_forgotten(server: ServerProcess, exchange: Exchange) -> None:
+def test_a_stream_reset_at_any_byte_leaves_no_broker_and_no_warning(server: ServerProcess, exchange: Exchange) -> None:
     stream = exchange.stream
     mark = len(server.log)
-    with survived(server, lines_max=4 * len(stream)):
+    with check_survives(server, lines_max=4 * len(stream)):
         for cut in range(len(stream) + 1):
-            say_and_vanish(server.address, stream[:cut])
-    assert_all_left(server, mark)
+            send_and_reset(server.address, stream[:cut])
+    assert_all_evicted(server, mark)
 
 
-def assert_all_left(server: ServerProcess, mark: int) -> None:
-    """Who registered is gone with its line, and nobody is blamed: a line may end at any time."""
+def assert_all_evicted(server: ServerProcess, mark: int) -> None:
+    """Check that every registered broker was evicted with its connection, without a warning."""
     log = server.log_since(mark)
     assert log.count("broker joined") == log.count("broker left")
     assert " WARNING " not in log
 
 
-def test_a_handshake_cut_anywhere_is_forgotten(server: ServerProcess) -> None:
+def test_a_handshake_cut_at_any_byte_gets_no_response(server: ServerProcess) -> None:
     hello = client_hello()
-    with survived(server, lines_max=0):
+    with check_survives(server, lines_max=0):
         for cut in range(0, len(hello), 3):
-            assert say_and_leave(server.address, hello[:cut]) == b""
+            assert send_and_half_close(server.address, hello[:cut]) == b""
 
 
 UNFRAMED = {
@@ -169,56 +164,56 @@ UNFRAMED = {
 
 
 @pytest.mark.parametrize("name", UNFRAMED)
-def test_what_is_no_frame_ends_the_line_at_once(server: ServerProcess, name: str) -> None:
-    with survived(server, lines_max=1):
-        answer = hear_out(server.address, UNFRAMED[name])
-    # A TLS alert is the one thing that may be said at the end.
+def test_an_invalid_frame_closes_the_connection(server: ServerProcess, name: str) -> None:
+    with check_survives(server, lines_max=1):
+        answer = send_and_read_to_end(server.address, UNFRAMED[name])
+    # A TLS alert may be the last bytes.
     assert answer == b"" or answer[0] == 0x15
 
 
-def test_requests_before_the_broken_one_are_answered(server: ServerProcess) -> None:
+def test_requests_before_an_invalid_frame_get_responses(server: ServerProcess) -> None:
     good = encode(ROUTE, 7) + encode(CLUSTERS, 8, form="binary")
     for broken in (frame(b"[]" + bytes(20)), frame(b"", kind=9), b"\xff" * 12, bytes(12)):
-        with survived(server, lines_max=1):
-            answered = replies(hear_out(server.address, good + broken))
+        with check_survives(server, lines_max=1):
+            answered = replies(send_and_read_to_end(server.address, good + broken))
         assert [(reply.opaque, reply.code) for reply in answered] == [(7, NO_TOPIC), (8, SUCCESS)]
 
 
-def test_random_bytes_do_no_harm(server: ServerProcess, chance: random.Random) -> None:
-    with survived(server, lines_max=300):
+def test_the_server_survives_random_bytes(server: ServerProcess, chance: random.Random) -> None:
+    with check_survives(server, lines_max=300):
         for _ in range(300):
-            replies_or_alert(say_and_leave(server.address, chance.randbytes(chance.randrange(1, 2000))))
+            check_replies_or_alert(send_and_half_close(server.address, chance.randbytes(chance.randrange(1, 2000))))
 
 
-def test_random_headers_do_no_harm(server: ServerProcess, chance: random.Random) -> None:
+def test_the_server_survives_random_headers(server: ServerProcess, chance: random.Random) -> None:
     signs = b"{}[]:,\"\\'0123456789.-+eE truefalsn\t\n\x00\x80\xff/*code"
-    with survived(server, lines_max=300):
+    with check_survives(server, lines_max=300):
         for _ in range(300):
             header = bytes(chance.choices(signs, k=chance.randrange(300)))
-            replies_or_alert(
-                say_and_leave(server.address, frame(header, chance.randbytes(20), kind=chance.randrange(2)))
+            check_replies_or_alert(
+                send_and_half_close(server.address, frame(header, chance.randbytes(20), kind=chance.randrange(2)))
             )
 
 
-def test_frames_with_a_few_wrong_bytes_do_no_harm(server: ServerProcess, chance: random.Random) -> None:
+def test_the_server_survives_frames_with_wrong_bytes(server: ServerProcess, chance: random.Random) -> None:
     originals = [encode(broker().request, 1), encode(broker(deflate=True).request, 1, form="binary")]
     originals += [encode(Request(GET_CONFIG), 1), encode(Request(REGISTER), 1), PROXY_V2 + encode(ROUTE, 1)]
-    with survived(server, lines_max=2000):
+    with check_survives(server, lines_max=2000):
         for _ in range(400):
             damaged = bytearray(chance.choice(originals))
             for _ in range(chance.randrange(1, 5)):
                 damaged[chance.randrange(len(damaged))] = chance.randrange(256)
-            replies_or_alert(say_and_leave(server.address, bytes(damaged)))
+            check_replies_or_alert(send_and_half_close(server.address, bytes(damaged)))
 
 
-def replies_or_alert(answer: bytes) -> None:
-    """Whatever is answered is answered in whole frames, or by TLS to what looks like TLS."""
+def check_replies_or_alert(answer: bytes) -> None:
+    """Check that the response is whole frames, or a TLS alert."""
     if answer[:1] != b"\x15":
         replies(answer)
 
 
-async def test_a_frame_that_comes_in_drips_does_not_keep_the_line(tmp_path: Path) -> None:
-    async with running(tmp_path, idle_timeout_s=60) as here, line_to(here.address) as line:
+async def test_a_frame_sent_byte_by_byte_does_not_keep_an_idle_connection_open(tmp_path: Path) -> None:
+    async with running(tmp_path, idle_timeout_s=60) as here, connection_to(here.address) as line:
         assert (await line.call(GET_CLUSTERS)).code == SUCCESS
         drips = struct.pack(">II", 200, 100)
         for drip in drips:
@@ -235,14 +230,14 @@ async def test_a_frame_that_comes_in_drips_does_not_keep_the_line(tmp_path: Path
     [b"\x00", client_hello()[:100], PROXY_V2[:14], PROXY_V1[:-1], PROXY_V1],
     ids=["a byte", "half a handshake", "half a proxy v2", "half a proxy v1", "a proxy and no more"],
 )
-async def test_first_bytes_must_lead_somewhere_in_time(tmp_path: Path, first: bytes) -> None:
+async def test_a_connection_with_an_incomplete_prologue_is_closed_after_a_timeout(tmp_path: Path, first: bytes) -> None:
     async with (
         running(tmp_path, prologue_timeout_s=10, trusted_proxies="127.0.0.1") as here,
-        line_to(here.address) as line,
+        connection_to(here.address) as line,
     ):
         await eventually(lambda: here.connections == 1)
         here.pass_time(100, scans=False)
-        assert here.connections == 1, "whoever has said nothing yet is only idle"
+        assert here.connections == 1, "a connection without bytes is only idle"
         await line.write(first)
         (connection,) = here.remoting._connections.values()
         await eventually(lambda: connection.opening_since is not None)

@@ -1,4 +1,4 @@
-"""A real server's memory in hard times: killed, out of room, robbed of its folder, sharing it, standing still."""
+"""The journal and snapshot of a real server: killed, on a full disk, without its folder, suspended."""
 
 import random
 import resource
@@ -15,20 +15,12 @@ from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.recorder import SKIPPED_AFTER_CRASH
 from skyroute.nameserver.journal.schema import Kind
 from skyroute.nameserver.journal.verify import verify
-from tests.adversity.hardship import (
-    GET_CLUSTERS,
-    GET_ROUTE,
-    HEARTBEAT,
-    NO_TOPIC,
-    PATIENCE_S,
-    PUT_KV,
-    SUCCESS,
-    assert_sound,
-    broker,
-)
+from tests.adversity.faults import TIMEOUT_S, assert_log_intact, broker, random_pause, repeat_for
 from tests.support.booted import NotBootedError
-from tests.support.process import Loop, eventually, server_process
+from tests.support.codes import GET_CLUSTERS, GET_ROUTE, HEARTBEAT, NO_TOPIC, PUT_KV, SUCCESS
+from tests.support.process import Loop, server_process
 from tests.support.raw import ClosedError, DataVersion, RawConnection, Registration, Topic
+from tests.support.waiting import wait_until
 
 DEATHS = 4
 BALLAST = "x" * 10_000
@@ -58,12 +50,12 @@ def test_a_kill_at_any_moment_leaves_an_intact_journal(tmp_path: Path, chance: r
     for death in range(DEATHS):
         with (
             server_process(tmp_path, settings=settings(tmp_path)) as server,
-            RawConnection(server.address, timeout_s=PATIENCE_S) as line,
+            RawConnection(server.address, timeout_s=TIMEOUT_S) as line,
         ):
             if death:
                 assert line.call(GET_ROUTE, {"topic": f"topic-{death}"}).code == SUCCESS
             assert line.call(with_topics(death).request).code == SUCCESS
-            eventually(lambda: is_kept(tmp_path, f"topic-{death + 1}"), "a snapshot was written")  # noqa: B023 - called at once
+            wait_until(lambda: is_kept(tmp_path, f"topic-{death + 1}"), "a snapshot was written")  # noqa: B023 - called at once
             until = time.monotonic() + chance.uniform(0, 0.3)
             number = 0
             while time.monotonic() < until:
@@ -74,13 +66,13 @@ def test_a_kill_at_any_moment_leaves_an_intact_journal(tmp_path: Path, chance: r
         assert report.problems == []
         assert (report.last or 0) > last
         last = report.last or 0
-        # What a power cut would leave besides: half a line.
+        # A power cut would also leave half a line.
         for unfinished in journal(tmp_path).glob("_*.open"):
             with unfinished.open("ab") as file:
                 file.write(b'{"v":1,"seq":')
     with server_process(tmp_path, settings=settings(tmp_path)) as server:
         assert server.stop() == 0
-        assert_sound(server.log)
+        assert_log_intact(server.log)
     report = verify(journal(tmp_path))
     assert report.problems == []
     assert (report.starts, report.stops, report.gaps) == (DEATHS + 1, 1, DEATHS)
@@ -90,7 +82,7 @@ def test_a_kill_at_any_moment_leaves_an_intact_journal(tmp_path: Path, chance: r
 
 
 def put(line: RawConnection, number: int) -> None:
-    """A change that takes much room in the journal, and none in the log, which a limit of files would hit too."""
+    """Make a change that is large in the journal and absent from the log, which a file size limit also hits."""
     value = f"{number:06}{BALLAST}"
     assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": value}).code == SUCCESS
 
@@ -102,17 +94,17 @@ def puts(folder: Path) -> list[int]:
 
 def test_a_full_disk_loses_no_route_and_queued_changes_are_written_later(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path)) as server:
-        with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+        with RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
             assert line.call(broker().request).code == SUCCESS
-            server.limit(resource.RLIMIT_FSIZE, 64 * 1024)  # a file that cannot grow is a disk that is full
+            server.limit(resource.RLIMIT_FSIZE, 64 * 1024)  # stands for a full disk
             for number in range(20):
                 put(line, number)
                 assert line.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS
-            eventually(lambda: "journal write failed" in server.log, "the trouble is said")
+            wait_until(lambda: "journal write failed" in server.log, "the failure is logged")
             server.unlimit(resource.RLIMIT_FSIZE)
-            eventually(lambda: "journal write succeeded again" in server.log, "it goes on")
+            wait_until(lambda: "journal write succeeded again" in server.log, "the journal is written again")
         assert server.stop() == 0
-        assert_sound(server.log)
+        assert_log_intact(server.log)
         assert server.log.count("journal write failed") == 1
     report = verify(journal(tmp_path))
     assert (report.problems, report.gaps) == ([], 0)
@@ -121,14 +113,16 @@ def test_a_full_disk_loses_no_route_and_queued_changes_are_written_later(tmp_pat
 
 def test_changes_beyond_a_small_queue_become_a_gap(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path, journalQueueMax=2000)) as server:
-        with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+        with RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
             server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
-            for number in range(40):
+            for number in range(10):
                 put(line, number)
-                time.sleep(0.01)  # so that the writer meets the refusal more than once
-            eventually(lambda: "journal queue full" in server.log, "the loss is said")
+            wait_until(lambda: "journal write failed" in server.log, "the writer has met the full disk")
+            for number in range(10, 40):
+                put(line, number)
+            wait_until(lambda: "journal queue full" in server.log, "the loss is logged")
             server.unlimit(resource.RLIMIT_FSIZE)
-            eventually(lambda: "journal write succeeded again" in server.log, "it goes on")
+            wait_until(lambda: "journal write succeeded again" in server.log, "the journal is written again")
             put(line, 40)
         assert server.stop() == 0
     report = verify(journal(tmp_path))
@@ -139,19 +133,19 @@ def test_changes_beyond_a_small_queue_become_a_gap(tmp_path: Path) -> None:
 
 def test_a_removed_folder_loses_no_route(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path, journalSegmentSeconds=1)) as server:
-        with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+        with RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
             assert line.call(broker().request).code == SUCCESS
             (tmp_path / "memory").rename(tmp_path / "taken away")  # in one step: the server goes on writing
             (tmp_path / "memory").write_text("in the way")
-            eventually(lambda: "journal write failed" in server.log, "the trouble is said")
-            eventually(lambda: "snapshot cannot be written" in server.log, "this one too")
+            wait_until(lambda: "journal write failed" in server.log, "the failure is logged")
+            wait_until(lambda: "snapshot cannot be written" in server.log, "the failed snapshot is logged")
             assert line.call(with_topics(5).request).code == SUCCESS
             assert line.call(GET_ROUTE, {"topic": "topic-5"}).code == SUCCESS
             (tmp_path / "memory").unlink()
-            eventually(lambda: is_kept(tmp_path, "topic-5"), "the routes are kept again")
-            eventually(lambda: "journal write succeeded again" in server.log, "and the journal")
+            wait_until(lambda: is_kept(tmp_path, "topic-5"), "a snapshot has the routes")
+            wait_until(lambda: "journal write succeeded again" in server.log, "the journal is written again")
         assert server.stop() == 0
-        assert_sound(server.log)
+        assert_log_intact(server.log)
 
 
 def test_a_second_server_on_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -180,25 +174,24 @@ def test_a_folder_that_cannot_be_written_is_logged_and_the_server_runs(tmp_path:
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_repeated_suspension_evicts_no_broker(tmp_path: Path, loop: Loop) -> None:
-    """The second time comes before the scan that the first one put off."""
+    """The second suspension begins before the scan that the first one postponed."""
     beating = broker(heartbeat_ms=2000)
     with server_process(tmp_path, loop=loop, settings={"scanNotActiveBrokerInterval": 1000}) as server:
         with (
-            RawConnection(server.address, timeout_s=PATIENCE_S) as line,
-            RawConnection(server.address, timeout_s=PATIENCE_S) as other,
+            RawConnection(server.address, timeout_s=TIMEOUT_S) as line,
+            RawConnection(server.address, timeout_s=TIMEOUT_S) as other,
         ):
             assert line.call(beating.request).code == SUCCESS
             for _ in range(2):
                 with server.suspended():
-                    until = time.monotonic() + 3.0
-                    while time.monotonic() < until:
-                        line.tell(HEARTBEAT, beating.identity)
-                        time.sleep(0.1)
-                eventually(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS, "it runs")
-                time.sleep(0.2)
+                    repeat_for(3.0, lambda: line.send_oneway(HEARTBEAT, beating.identity))
+                assert line.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS  # it has read the heartbeats before
             assert "broker left" not in server.log
             assert "lease scan late" in server.log
-            eventually(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == NO_TOPIC, "silence is still silence")
+            wait_until(
+                lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == NO_TOPIC,
+                "the lease expires without heartbeats",
+            )
         assert server.stop() == 0
 
 
@@ -216,7 +209,7 @@ def test_the_command_reads_the_journal_of_a_running_server(tmp_path: Path) -> No
                 said += line_read
             assert said.index("server_started") < said.index("broker_joined") < said.index("broker_left")
             follower.send_signal(signal.SIGINT)
-            assert follower.wait(PATIENCE_S) == 0
+            assert follower.wait(TIMEOUT_S) == 0
         finally:
             follower.kill()
             follower.communicate()
@@ -234,10 +227,10 @@ def test_a_kill_during_a_large_snapshot_leaves_a_usable_one(tmp_path: Path, chan
         with (
             server_process(tmp_path, settings=settings(tmp_path)) as server,
             suppress(ClosedError),
-            RawConnection(server.address, timeout_s=PATIENCE_S) as line,
+            RawConnection(server.address, timeout_s=TIMEOUT_S) as line,
         ):
             assert line.call(broker(topics=topics).request).code == SUCCESS
-            time.sleep(chance.uniform(0.9, 1.2))  # a snapshot follows a change by a second
+            random_pause(chance, 0.9, 1.2)  # a snapshot follows a change by a second
             server.kill()
     with server_process(tmp_path, settings=settings(tmp_path)) as server:
         assert "snapshot not used" not in server.log

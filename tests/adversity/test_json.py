@@ -1,24 +1,20 @@
-"""JSON written to take a reader's time, stack or memory away."""
+"""JSON that costs a parser time, stack or memory."""
 
 import struct
 import zlib
 
 import pytest
 
-from tests.adversity.hardship import (
+from tests.adversity.faults import TIMEOUT_S, broker, check_survives, replies, send_and_half_close
+from tests.support.codes import (
     GET_ROUTE,
     NO_TOPIC,
-    PATIENCE_S,
     QUERY_VERSION,
     REGISTER,
     REGISTER_TOPIC,
     SUCCESS,
     SYSTEM_ERROR,
     UNREGISTER,
-    broker,
-    replies,
-    say_and_leave,
-    survived,
 )
 from tests.support.process import ServerProcess
 from tests.support.raw import RawConnection, frame
@@ -64,12 +60,12 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_hostile_header_is_answered_or_ends_the_line_soon(server: ServerProcess, shape: str) -> None:
+def test_a_hostile_header_gets_a_response_or_closes_the_connection(server: ServerProcess, shape: str) -> None:
     field = b'{"code":105,"opaque":1,"version":479,"extFields":{"topic":"T","more":%s}}'
     cpu_s = server.cpu_s
-    with survived(server, lines_max=3):
+    with check_survives(server, lines_max=3):
         for header in (text_of(shape, 65_000), text_of(shape, 1_000_000), field % text_of(shape, 65_000)):
-            assert len(replies(say_and_leave(server.address, frame(header)))) <= 1
+            assert len(replies(send_and_half_close(server.address, frame(header)))) <= 1
     assert server.cpu_s - cpu_s < CPU_S_MAX
 
 
@@ -77,7 +73,7 @@ def test_a_hostile_header_is_answered_or_ends_the_line_soon(server: ServerProces
 def test_a_hostile_body_is_answered_soon(server: ServerProcess, shape: str) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0", "topic": "T"}
     cpu_s = server.cpu_s
-    with survived(server, lines_max=4), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+    with check_survives(server, lines_max=4), RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
         for code, size in ((REGISTER, 150_000), (REGISTER_TOPIC, 50_000), (QUERY_VERSION, 50_000)):
             # To the last two an object of unknown members says nothing, which is no mistake.
             assert line.call(code, fields, text_of(shape, size)).code in (SUCCESS, SYSTEM_ERROR)
@@ -106,11 +102,11 @@ def nested(depth: int) -> list[bytes]:
         b"%s",
     ],
 )
-def test_a_header_nested_to_any_depth_is_answered_or_ends_the_line(server: ServerProcess, header: bytes) -> None:
-    with survived(server, lines_max=4 * len(DEPTHS)):
+def test_a_deeply_nested_header_gets_a_response_or_closes_the_connection(server: ServerProcess, header: bytes) -> None:
+    with check_survives(server, lines_max=4 * len(DEPTHS)):
         for depth in DEPTHS:
             for value in nested(depth):
-                assert len(replies(say_and_leave(server.address, frame(header % value)))) <= 1
+                assert len(replies(send_and_half_close(server.address, frame(header % value)))) <= 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +120,7 @@ def test_a_header_nested_to_any_depth_is_answered_or_ends_the_line(server: Serve
 )
 def test_a_body_nested_to_any_depth_is_answered(server: ServerProcess, code: int, body: bytes) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0", "topic": "T"}
-    with survived(server, lines_max=5 * len(DEPTHS)), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+    with check_survives(server, lines_max=5 * len(DEPTHS)), RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
         for depth in DEPTHS:
             for value in nested(depth):
                 assert line.call(code, fields, body % value).code in (SUCCESS, SYSTEM_ERROR)
@@ -133,7 +129,7 @@ def test_a_body_nested_to_any_depth_is_answered(server: ServerProcess, code: int
 
 def test_a_deflated_body_nested_to_any_depth_is_answered(server: ServerProcess) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0", "compressed": "true"}
-    with survived(server, lines_max=15 * len(DEPTHS)), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+    with check_survives(server, lines_max=15 * len(DEPTHS)), RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
         for depth in DEPTHS:
             for value in nested(depth):
                 static = b'{"bname":"broker-a","topic":"T","more":%s}' % value

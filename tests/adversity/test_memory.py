@@ -1,4 +1,4 @@
-"""Peers that want more memory or more lines than a server has for all of them."""
+"""Clients that use more memory or connections than a server allows."""
 
 import resource
 import select
@@ -15,24 +15,20 @@ from typing import cast
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import (
-    GET_CLUSTERS,
-    GET_ROUTE,
-    LIST_TOPICS,
-    PATIENCE_S,
-    REGISTER,
-    SUCCESS,
-    SYSTEM_ERROR,
+from tests.adversity.faults import (
+    TIMEOUT_S,
+    assert_log_intact,
     assert_serves,
-    assert_sound,
     broker,
+    check_survives,
     connect,
-    is_served,
+    is_serving,
     read_to_end,
-    survived,
 )
-from tests.support.process import Loop, ServerProcess, eventually
+from tests.support.codes import GET_CLUSTERS, GET_ROUTE, LIST_TOPICS, REGISTER, SUCCESS, SYSTEM_ERROR
+from tests.support.process import Loop, ServerProcess
 from tests.support.raw import DataVersion, RawConnection, Request, Topic, encode, frame, split_address
+from tests.support.waiting import wait_until
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -72,14 +68,14 @@ def test_a_body_that_inflates_to_gigabytes_is_refused(server: ServerProcess) -> 
     body = bomb(4 * 1024 * MIB)
     assert len(body) < 5 * MIB
     fields = {**broker().request.fields, "compressed": "true", "bodyCrc32": "0"}
-    with survived(server, lines_max=10), ExitStack() as stack:
+    with check_survives(server, lines_max=10), ExitStack() as stack:
         lines = [stack.enter_context(RawConnection(server.address, timeout_s=60)) for _ in range(5)]
         for line in lines:
             line.send(REGISTER, fields, body)
         for line in lines:
             answer = line.receive()
             assert answer.code == SYSTEM_ERROR
-            assert "inflates to more than" in (answer.remark or "")
+            assert "decompresses to more than" in (answer.remark or "")
     assert server.peak_rss_mb < 300
 
 
@@ -91,7 +87,7 @@ def test_a_body_with_more_topics_than_any_broker_has_is_refused(server: ServerPr
     pieces += [deflater.compress((struct.pack(">i", len(line_of_topic)) + line_of_topic) * 10_000) for _ in range(101)]
     body = b"".join(pieces) + deflater.flush()
     fields = {**broker().request.fields, "compressed": "true", "bodyCrc32": "0"}
-    with survived(server, lines_max=2), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+    with check_survives(server, lines_max=2), RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
         answer = line.call(REGISTER, fields, body)
     assert answer.code == SYSTEM_ERROR
     assert "topics" in (answer.remark or "")
@@ -100,7 +96,7 @@ def test_a_body_with_more_topics_than_any_broker_has_is_refused(server: ServerPr
 
 def test_a_count_beyond_what_was_sent_is_refused(server: ServerProcess) -> None:
     fields = {**broker().request.fields, "compressed": "true", "bodyCrc32": "0"}
-    with survived(server, lines_max=10), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=10), RawConnection(server.address) as line:
         for count in (2**31 - 1, -1, -(2**31), 100):
             for stream in (
                 struct.pack(">i", count) + b"{}",
@@ -114,7 +110,7 @@ def test_a_count_beyond_what_was_sent_is_refused(server: ServerProcess) -> None:
 def test_a_full_table_refuses_more_and_serves_what_it_has(start: Start) -> None:
     server = start(brokersMax=5, topicEntriesMax=20)
     brokers = [broker(f"broker-{number}", address=f"10.0.0.{number}:10911") for number in range(20)]
-    with survived(server, lines_max=50), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=50), RawConnection(server.address) as line:
         for each in brokers[:5]:
             assert line.call(each.request).code == SUCCESS
         for each in brokers[5:]:
@@ -143,7 +139,7 @@ def holding(server: ServerProcess, data: bytes, count: int) -> Iterator[list[soc
         writing = stack.enter_context(selectors.DefaultSelector())
         for line in lines:
             writing.register(line, selectors.EVENT_WRITE, data)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while writing.get_map() and time.monotonic() < deadline:
             for key, _ in writing.select(0.1):
                 line = cast("socket.socket", key.fileobj)
@@ -174,8 +170,8 @@ def test_unfinished_bytes_of_all_peers_together_have_a_bound(start: Start, loop:
         size = 60_000 if name == "a proxy header" else 100_000
         count = 2 * MIB // size
         begun = beginning + bytes(size - len(beginning))
-        with survived(server, lines_max=30), holding(server, begun, count) as lines:
-            eventually(partial(at_most_open, lines, MIB // size), f"no more than the bound is held of {name}")
+        with check_survives(server, lines_max=30), holding(server, begun, count) as lines:
+            wait_until(partial(at_most_open, lines, MIB // size), f"no more than the bound is held of {name}")
             assert still_open(lines) > MIB // size // 2, "those within the bound are left alone"
             assert_serves(server.address)
         # What those held is free again.
@@ -184,30 +180,30 @@ def test_unfinished_bytes_of_all_peers_together_have_a_bound(start: Start, loop:
             line.sendall(whole)
             assert len(line.recv(65536)) > 8
     assert server.stop() == 0
-    assert_sound(server.log)
+    assert_log_intact(server.log)
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 @pytest.mark.parametrize(("size", "count"), [(15 * MIB, 20), (900 * KIB, 100), (100 * KIB, 1_000)])
-def test_memory_of_unfinished_frames_comes_back(start: Start, loop: Loop, size: int, count: int) -> None:
+def test_memory_of_unfinished_frames_is_freed(start: Start, loop: Loop, size: int, count: int) -> None:
     server = start(loop=loop)
     half = struct.pack(">II", size, 12) + b'{"code":105}' + bytes(size // 2)
-    with survived(server, lines_max=0), RawConnection(server.address) as other:
+    with check_survives(server, lines_max=0), RawConnection(server.address) as other:
         before_mb = server.rss_mb
         with holding(server, half, count):
-            eventually(lambda: server.rss_mb > before_mb + 0.4 * size * count / 1e6, "all of it has come")
-            assert server.rss_mb < before_mb + 0.7 * size * count / 1e6 + 20, "no more is kept than has come"
+            wait_until(lambda: server.rss_mb > before_mb + 0.4 * size * count / 1e6, "the server has read all")
+            assert server.rss_mb < before_mb + 0.7 * size * count / 1e6 + 20, "it keeps no more than it has read"
             assert other.call(GET_CLUSTERS).code == SUCCESS
-        eventually(lambda: server.rss_mb < before_mb + 20, "the memory has come back")
+        wait_until(lambda: server.rss_mb < before_mb + 20, "the memory is freed")
         assert other.call(GET_CLUSTERS).code == SUCCESS
 
 
 def test_peers_that_leave_before_their_answer_leave_nothing_behind(start: Start) -> None:
     """A server of a test environment asks another one, which answers nothing and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
-        elsewhere.settimeout(PATIENCE_S)
+        elsewhere.settimeout(TIMEOUT_S)
         upstream = f"127.0.0.1:{elsewhere.getsockname()[1]}"
-        server = start(words=["-n", upstream], clusterTest="true", serverBufferedBytesMax=100 * KIB)
+        server = start(arguments=["-n", upstream], clusterTest="true", serverBufferedBytesMax=100 * KIB)
         for _ in range(4):
             ask_and_leave(server, elsewhere)
         whole = frame(b'{"code":106,"opaque":1,"extFields":{}}', bytes(90 * KIB))
@@ -217,8 +213,8 @@ def test_peers_that_leave_before_their_answer_leave_nothing_behind(start: Start)
             line.sendall(whole[80 * KIB :])
             assert line.recv(65536)
         assert server.stop() == 0
-    assert_sound(server.log)
-    assert len(server.log.splitlines()) < 30
+    assert_log_intact(server.log)
+    assert len(server.log_since_start.splitlines()) < 30
 
 
 def ask_and_leave(server: ServerProcess, elsewhere: socket.socket) -> None:
@@ -229,33 +225,33 @@ def ask_and_leave(server: ServerProcess, elsewhere: socket.socket) -> None:
             peers.enter_context(connect(server.address)).sendall(question + struct.pack(">I", MIB) + bytes(30 * KIB))
         asked, _ = elsewhere.accept()
         with asked:
-            asked.settimeout(PATIENCE_S)
+            asked.settimeout(TIMEOUT_S)
             heard = b""
             while heard.count(b'"elsewhere"') < 3:
                 heard += asked.recv(65536)
             open_files = server.open_files
             peers.close()
-            eventually(lambda: server.open_files == open_files - 3, "the peers have left")
-    eventually(lambda: server.open_files == open_files - 4, "the other server has left too")
+            wait_until(lambda: server.open_files == open_files - 3, "the clients are disconnected")
+    wait_until(lambda: server.open_files == open_files - 4, "the upstream is disconnected")
 
 
-# Answers that nobody takes
+# Responses that a client does not read
 
 
-def test_a_peer_that_never_reads_costs_a_bounded_amount(start: Start) -> None:
+def test_a_client_that_never_reads_uses_bounded_memory(start: Start) -> None:
     server = start()
     topics = [Topic(f"a-topic-with-a-name-of-usual-length-{number:06}") for number in range(10_000)]
     with RawConnection(server.address, timeout_s=60) as registrar:
         assert registrar.call(broker(topics=topics).request).code == SUCCESS
         answer_mb = len(registrar.call(LIST_TOPICS).body) / 1e6
         before_mb = server.rss_mb
-        with survived(server, lines_max=300):
+        with check_survives(server, lines_max=300):
             questions = b"".join(encode(Request(LIST_TOPICS), number) for number in range(2_000))
             with holding_back(server, questions, peers=8):
                 started = time.monotonic()
                 for _ in range(20):
                     assert_serves(server.address)
-                assert time.monotonic() - started < PATIENCE_S
+                assert time.monotonic() - started < TIMEOUT_S
                 assert server.rss_mb - before_mb < 8 * (2 * answer_mb + 2) + 50
         assert registrar.call(GET_ROUTE, {"topic": topics[7].name}).code == SUCCESS
 
@@ -268,7 +264,7 @@ def holding_back(server: ServerProcess, questions: bytes, *, peers: int) -> Iter
         for _ in range(peers):
             line = stack.enter_context(socket.socket())
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            line.settimeout(PATIENCE_S)
+            line.settimeout(TIMEOUT_S)
             line.connect(split_address(server.address))
             line.setblocking(False)
             lines.append(line)
@@ -287,20 +283,20 @@ def holding_back(server: ServerProcess, questions: bytes, *, peers: int) -> Iter
 # Connections
 
 
-def test_connections_beyond_the_allowed_number_are_turned_away(start: Start) -> None:
+def test_connections_beyond_the_limit_are_closed(start: Start) -> None:
     server = start(serverMaxConnections=50)
-    with survived(server, lines_max=12), ExitStack() as stack:
+    with check_survives(server, lines_max=12), ExitStack() as stack:
         lines = []
         for _ in range(200):
             line = stack.enter_context(connect(server.address))
             lines.append(line)
-        eventually(lambda: still_open(lines) == 50, "all but the allowed are closed")
+        wait_until(lambda: still_open(lines) == 50, "all but the allowed are closed")
         for line in lines[:50]:
-            line.settimeout(PATIENCE_S)
+            line.settimeout(TIMEOUT_S)
             line.sendall(encode(Request(GET_CLUSTERS), 1))
         assert all(line.recv(65536) for line in lines[:50])
         lines[0].close()
-        eventually(lambda: is_served(server.address), "there is room for one more")
+        wait_until(lambda: is_serving(server.address), "one more connection is accepted")
 
 
 IDLE = 10_000
@@ -327,20 +323,20 @@ def test_ten_thousand_idle_connections_are_held_and_closed_at_the_end(start: Sta
         for number in range(IDLE):
             # Several addresses of our own, so that no range of ports is too small.
             own = (f"127.0.0.{2 + number % 4}", 0)
-            line = stack.enter_context(socket.create_connection((host, port), PATIENCE_S, source_address=own))
+            line = stack.enter_context(socket.create_connection((host, port), TIMEOUT_S, source_address=own))
             lines.append(line)
             if number % 2:
                 line.sendall(question)
             if number % 500 == 499:
                 assert line.recv(65536)  # all before it have been accepted
         assert all(line.recv(65536) for number, line in enumerate(lines) if number % 2 and number % 500 != 499)
-        eventually(lambda: server.open_files > IDLE, "all are held")
+        wait_until(lambda: server.open_files > IDLE, "all are held")
         assert server.rss_mb < 250
         started = time.monotonic()
         for _ in range(100):
             assert_serves(server.address)
-        assert time.monotonic() - started < PATIENCE_S
+        assert time.monotonic() - started < TIMEOUT_S
         assert server.stop() == 0
         assert all(read_to_end(line) == b"" for line in lines)
-    assert_sound(server.log)
-    assert len(server.log.splitlines()) < 20
+    assert_log_intact(server.log)
+    assert len(server.log_since_start.splitlines()) < 20

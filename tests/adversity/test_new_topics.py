@@ -1,4 +1,4 @@
-"""Topics that a first message makes: they are on the disk when that message is answered."""
+"""An auto-created topic is on the disk when its first message is acknowledged."""
 
 import asyncio
 import json
@@ -10,12 +10,14 @@ from pathlib import Path
 import msgspec
 
 from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import send
 from tests.support.apache import free_port
-from tests.support.lines import AsyncLine, line_to
+from tests.support.connections import AsyncConnection, accepts_connections, connection_to
+from tests.support.waiting import eventually
 
 KNOWN = 5_000
-"""How many topics there are before; each of them is written again with every new one."""
+"""Number of topics before the test; each save writes all of them."""
 PRODUCERS = 8
 ANSWERS = 100
 
@@ -36,36 +38,24 @@ async def start(folder: Path, port: int) -> asyncio.subprocess.Process:
     )
 
 
-async def connected(port: int) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                return
-
-
-async def test_every_topic_whose_first_message_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
+async def test_every_auto_created_topic_survives_a_kill_after_its_first_acknowledged_send(tmp_path: Path) -> None:
     folder, port = folder_with_topics(tmp_path / "store"), free_port()
     broker = await start(folder, port)
     answered: list[str] = []
     enough = asyncio.Event()
 
-    async def produce(line: AsyncLine, producer: int) -> None:
+    async def produce(line: AsyncConnection, producer: int) -> None:
         for number in range(ANSWERS):
             topic = f"new-{producer}-{number}"
-            assert (await line.call(send(topic))).code == 0
+            assert (await line.call(send(topic))).code == ResponseCode.SUCCESS
             answered.append(topic)
             if len(answered) >= ANSWERS:
                 enough.set()
 
     try:
-        await connected(port)
+        await eventually(lambda: accepts_connections(f"127.0.0.1:{port}"), "the broker listens")
         async with asyncio.timeout(60), AsyncExitStack() as stack, asyncio.TaskGroup() as producing:
-            lines = [await stack.enter_async_context(line_to(f"127.0.0.1:{port}")) for _ in range(PRODUCERS)]
+            lines = [await stack.enter_async_context(connection_to(f"127.0.0.1:{port}")) for _ in range(PRODUCERS)]
             tasks = [producing.create_task(produce(line, producer)) for producer, line in enumerate(lines)]
             await enough.wait()
             broker.send_signal(signal.SIGKILL)

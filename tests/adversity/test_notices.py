@@ -1,9 +1,10 @@
-"""Brokers with addresses at which nobody can be told anything."""
+"""Brokers that register addresses that cannot be notified."""
 
 import pytest
 
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import PATIENCE_S, SUCCESS, broker, survived
+from tests.adversity.faults import TIMEOUT_S, broker, check_survives
+from tests.support.codes import SUCCESS
 from tests.support.process import Loop
 from tests.support.raw import Listener, RawConnection
 
@@ -37,12 +38,12 @@ ODD_ADDRESSES = [
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_one_that_cannot_be_told_keeps_nobody_from_being_told(start: Start, loop: Loop) -> None:
+def test_an_unreachable_broker_does_not_delay_notices_to_others(start: Start, loop: Loop) -> None:
     server = start(loop=loop, notifyMinBrokerIdChanged="true", connectTimeoutMillis=500)
     with (
-        survived(server, lines_max=15 * len(ODD_ADDRESSES)),
-        RawConnection(server.address, timeout_s=PATIENCE_S) as line,
-        Listener(timeout_s=PATIENCE_S) as listener,
+        check_survives(server, lines_max=15 * len(ODD_ADDRESSES)),
+        RawConnection(server.address, timeout_s=TIMEOUT_S) as line,
+        Listener(timeout_s=TIMEOUT_S) as listener,
     ):
         for number, address in enumerate([*ODD_ADDRESSES, listener.address]):
             slave = broker(f"group-{number}", broker_id=2, address=address, ha_address="10.0.0.1:10912", acting=True)

@@ -1,4 +1,4 @@
-"""Requests in sound frames that ask for the unknown, leave out what is needed, or mean harm to a log's readers."""
+"""Valid frames with unknown codes, missing fields, or text that forges log lines."""
 
 import json
 import struct
@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.adversity.hardship import (
+from tests.adversity.faults import (
+    TIMEOUT_S,
+    TOPICS,
+    broker,
+    check_survives,
+    replies,
+    send_and_half_close,
+    send_and_read_to_end,
+)
+from tests.support.codes import (
     DELETE_KV,
     DELETE_TOPIC,
     FORBID_WRITES,
@@ -20,7 +29,6 @@ from tests.adversity.hardship import (
     LIST_TOPICS,
     NO_TOPIC,
     NOT_SUPPORTED,
-    PATIENCE_S,
     PUT_KV,
     QUERY_VERSION,
     REGISTER,
@@ -28,15 +36,9 @@ from tests.adversity.hardship import (
     RESTORE_WRITES,
     SUCCESS,
     SYSTEM_ERROR,
-    TOPICS,
     TOPICS_OF_CLUSTER,
     UNREGISTER,
     UPDATE_CONFIG,
-    broker,
-    hear_out,
-    replies,
-    say_and_leave,
-    survived,
 )
 from tests.support.process import ServerProcess
 from tests.support.raw import Command, Form, RawConnection, Registration, Request, Topic, encode, frame, mapping
@@ -46,7 +48,7 @@ FORMS: tuple[Form, ...] = ("json", "binary")
 
 def ask(server: ServerProcess, header: bytes, body: bytes = b"", *, kind: int = 0) -> Command:
     """The one answer to a header written by hand."""
-    (answer,) = replies(say_and_leave(server.address, frame(header, body, kind=kind)))
+    (answer,) = replies(send_and_half_close(server.address, frame(header, body, kind=kind)))
     return answer
 
 
@@ -58,22 +60,22 @@ def route_header(**members: object) -> bytes:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", [-32768, -1, 0, 1, 10, 35, 99, 107, 310, 905, 32767])
-def test_a_code_nobody_knows_is_answered_so(server: ServerProcess, code: int, form: Form) -> None:
-    with survived(server, lines_max=0), RawConnection(server.address, form=form) as line:
+def test_an_unknown_code_is_refused(server: ServerProcess, code: int, form: Form) -> None:
+    with check_survives(server, lines_max=0), RawConnection(server.address, form=form) as line:
         answer = line.call(code)
         assert (answer.code, answer.remark) == (NOT_SUPPORTED, f" request type {code} not supported")
-        line.tell(code)
+        line.send_oneway(code)
         assert line.call(GET_CLUSTERS).code == SUCCESS
         assert line.strays == []
 
 
 @pytest.mark.parametrize("code", [-(2**31), 200_050, 2**31 - 1])
-def test_a_code_beyond_16_bits_is_answered_so(server: ServerProcess, code: int) -> None:
-    with survived(server, lines_max=0):
+def test_an_unknown_code_beyond_16_bits_is_refused(server: ServerProcess, code: int) -> None:
+    with check_survives(server, lines_max=0):
         assert ask(server, route_header(code=code)).code == NOT_SUPPORTED
 
 
-NEEDED = {
+NEEDED: dict[int, dict[str, str]] = {
     PUT_KV: {"namespace": "n", "key": "k", "value": "v"},
     GET_KV: {"namespace": "n", "key": "k"},
     DELETE_KV: {"namespace": "n", "key": "k"},
@@ -90,13 +92,13 @@ NEEDED = {
     GET_MEMBERS: {"clusterName": "c", "brokerName": "b"},
     HEARTBEAT: {"clusterName": "c", "brokerAddr": "10.0.0.1:10911"},
 }
-"""The fields without which a request means nothing."""
+"""The required fields of each request."""
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", NEEDED)
-def test_every_needed_field_is_missed_and_the_line_lives_on(server: ServerProcess, code: int, form: Form) -> None:
-    with survived(server, lines_max=2 * len(NEEDED[code]) + 1), RawConnection(server.address, form=form) as line:
+def test_a_request_without_a_required_field_is_refused(server: ServerProcess, code: int, form: Form) -> None:
+    with check_survives(server, lines_max=2 * len(NEEDED[code]) + 1), RawConnection(server.address, form=form) as line:
         for missing in NEEDED[code]:
             for fields in (
                 {name: text for name, text in NEEDED[code].items() if name != missing},
@@ -130,7 +132,7 @@ NOT_NUMBERS = [
 
 @pytest.mark.parametrize("text", NOT_NUMBERS, ids=lambda text: text[:24])
 def test_a_number_that_is_none_is_refused(server: ServerProcess, text: str) -> None:
-    with survived(server, lines_max=5), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=5), RawConnection(server.address) as line:
         for code, name in ((REGISTER, "brokerId"), (UNREGISTER, "brokerId"), (REGISTER, "bodyCrc32")):
             request = broker().request
             answer = line.call(code, {**request.fields, name: text}, request.body)
@@ -144,7 +146,7 @@ def test_a_number_that_is_none_is_refused(server: ServerProcess, text: str) -> N
     ("value", "text"), [(7, "7"), (1.5, "1.5"), (True, "true"), ({"a": [1]}, '{"a":[1]}'), ([], "[]"), (None, None)]
 )
 def test_a_field_that_is_no_text_is_read_as_its_text(server: ServerProcess, value: object, text: str | None) -> None:
-    with survived(server, lines_max=1):
+    with check_survives(server, lines_max=1):
         answer = ask(server, route_header(extFields={"topic": value}))
     if text is None:
         assert (answer.code, answer.remark) == (SYSTEM_ERROR, "topic is required")
@@ -158,8 +160,8 @@ def test_a_field_that_is_no_text_is_read_as_its_text(server: ServerProcess, valu
     [{"extFields": None}, {"code": "105"}, {"code": 105.0}, {"version": "479"}, {"flag": None}, {"language": "COBOL"}],
     ids=str,
 )
-def test_what_java_reads_we_read(server: ServerProcess, members: dict[str, object]) -> None:
-    with survived(server, lines_max=1):
+def test_headers_that_java_accepts_are_accepted(server: ServerProcess, members: dict[str, object]) -> None:
+    with check_survives(server, lines_max=1):
         assert ask(server, route_header(**members)).opaque == 7
 
 
@@ -185,19 +187,19 @@ def test_what_java_reads_we_read(server: ServerProcess, members: dict[str, objec
     ],
     ids=lambda members: str(members)[:40],
 )
-def test_a_header_of_the_wrong_types_ends_the_line(server: ServerProcess, members: dict[str, object]) -> None:
-    with survived(server, lines_max=1):
-        assert hear_out(server.address, frame(route_header(**members))) == b""
+def test_a_header_with_wrong_types_closes_the_connection(server: ServerProcess, members: dict[str, object]) -> None:
+    with check_survives(server, lines_max=1):
+        assert send_and_read_to_end(server.address, frame(route_header(**members))) == b""
 
 
 @pytest.mark.parametrize(
     "number", ["1e400", "-1e400", "1e-400", "0" * 5000, "9" * 5000, "NaN", "Infinity", "0x10", "01"]
 )
 @pytest.mark.parametrize("name", ["code", "opaque", "flag", "version", "language", "unknown"])
-def test_odd_numbers_are_answered_or_end_the_line(server: ServerProcess, name: str, number: str) -> None:
+def test_odd_numbers_get_a_response_or_close_the_connection(server: ServerProcess, name: str, number: str) -> None:
     header = route_header(**{name: "@"}).replace(b'"@"', number.encode())
-    with survived(server, lines_max=1):
-        answered = replies(say_and_leave(server.address, frame(header)))
+    with check_survives(server, lines_max=1):
+        answered = replies(send_and_half_close(server.address, frame(header)))
     assert len(answered) <= 1
 
 
@@ -208,7 +210,7 @@ def test_of_duplicate_members_the_last_one_counts(server: ServerProcess) -> None
     entry = struct.pack(">h", 5) + b"topic" + struct.pack(">i", 1)
     entries = entry + b"X" + entry + b"T"
     binary = struct.pack(">hBhiiii", GET_ROUTE, 0, 479, 2, 0, 0, len(entries)) + entries
-    with survived(server, lines_max=0):
+    with check_survives(server, lines_max=0):
         for kind, header in ((0, plain), (0, lenient), (1, binary)):
             answer = ask(server, header, kind=kind)
             assert (answer.opaque, answer.code) == (2, NO_TOPIC)
@@ -219,7 +221,7 @@ def test_of_a_topic_registered_twice_in_one_body_the_last_one_counts(server: Ser
     config = '{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":%s,"U":{},"T":%s}}}'
     body = (config % ('{"readQueueNums":1}', '{"readQueueNums":2}')).encode()
     fields = {**broker().request.fields, "bodyCrc32": "0"}
-    with survived(server, lines_max=6), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=6), RawConnection(server.address) as line:
         assert line.call(REGISTER, fields, body).code == SUCCESS
         route = line.call(GET_ROUTE, {"topic": "T"}).value
         assert [queues["readQueueNums"] for queues in route["queueDatas"]] == [2]
@@ -231,7 +233,7 @@ BAD_TEXTS = [b"\xff", b"\xc3", b"\xe4\xb8", b"\xed\xa0\x80", b"\xf5\x80\x80\x80"
 
 
 @pytest.mark.parametrize("bad", BAD_TEXTS, ids=repr)
-def test_a_header_that_is_no_utf8_ends_the_line(server: ServerProcess, bad: bytes) -> None:
+def test_a_header_that_is_not_utf8_closes_the_connection(server: ServerProcess, bad: bytes) -> None:
     entry = struct.pack(">h", 5) + b"topic" + struct.pack(">i", len(bad)) + bad
     binary = struct.pack(">hBhiiii", GET_ROUTE, 0, 479, 2, 0, 0, len(entry)) + entry
     headers = [
@@ -241,9 +243,9 @@ def test_a_header_that_is_no_utf8_ends_the_line(server: ServerProcess, bad: byte
         (0, b"{code:105,opaque:1,remark:'%s'}" % bad),
         (1, binary),
     ]
-    with survived(server, lines_max=len(headers)):
+    with check_survives(server, lines_max=len(headers)):
         for kind, header in headers:
-            assert hear_out(server.address, frame(header, kind=kind)) == b""
+            assert send_and_read_to_end(server.address, frame(header, kind=kind)) == b""
 
 
 @pytest.mark.parametrize("bad", BAD_TEXTS, ids=repr)
@@ -251,7 +253,7 @@ def test_a_body_that_is_no_utf8_is_refused(server: ServerProcess, bad: bytes) ->
     fields = {**broker().request.fields, "bodyCrc32": "0"}
     table = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"%s":{},"T":{}}}}' % bad
     queues = b'{"queueDatas":[{"brokerName":"%s"}]}' % bad
-    with survived(server, lines_max=6), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=6), RawConnection(server.address) as line:
         for code, body in ((REGISTER, table), (REGISTER_TOPIC, queues), (UPDATE_CONFIG, b"a=" + bad)):
             answer = line.call(code, {**fields, "topic": "T"}, body)
             assert answer.code == SYSTEM_ERROR
@@ -259,19 +261,19 @@ def test_a_body_that_is_no_utf8_is_refused(server: ServerProcess, bad: bytes) ->
         assert line.call(GET_ROUTE, {"topic": "T"}).code == NO_TOPIC
 
 
-def test_half_a_surrogate_pair_by_way_of_an_escape_is_answered_or_ends_the_line(server: ServerProcess) -> None:
+def test_an_escaped_lone_surrogate_gets_a_response_or_closes_the_connection(server: ServerProcess) -> None:
     fields = {"topic": "\ud800", "namespace": "\udfff", "key": "k", "value": "v\ud800", **NEEDED[REGISTER]}
     for code in NEEDED:
         header = json.dumps({"code": code, "opaque": 1, "extFields": fields}).encode()
         for each in (header, header.replace(b'"code"', b"code")):
-            with survived(server, lines_max=8):
-                assert len(replies(say_and_leave(server.address, frame(each)))) <= 1
+            with check_survives(server, lines_max=8):
+                assert len(replies(send_and_half_close(server.address, frame(each)))) <= 1
     with RawConnection(server.address) as line:
         assert line.call(DELETE_KV, {"namespace": "?", "key": "k"}).code == SUCCESS
 
 
 def test_a_wrong_checksum_is_refused_and_nothing_is_registered(server: ServerProcess) -> None:
-    with survived(server, lines_max=4), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=4), RawConnection(server.address) as line:
         for deflate in (False, True):
             for crc in (1, -1, 2**31 - 1):
                 answer = line.call(broker(deflate=deflate, crc=crc).request)
@@ -302,7 +304,7 @@ BAD_BODIES = dict(bad_bodies())
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_a_registration_that_cannot_be_read_is_refused(server: ServerProcess, name: str) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0"}
-    with survived(server, lines_max=1), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=1), RawConnection(server.address) as line:
         answer = line.call(REGISTER, fields, BAD_BODIES[name])
         assert answer.code == SYSTEM_ERROR
         assert (answer.remark or "").startswith("Failed to decode RegisterBrokerBody: ")
@@ -312,7 +314,7 @@ def test_a_registration_that_cannot_be_read_is_refused(server: ServerProcess, na
 @pytest.mark.parametrize("number", ["2147483648", "-2147483649", "1e400", "9" * 400, '"x"', "[]", "null"])
 def test_queues_of_a_single_topic_must_be_numbers_of_32_bits(server: ServerProcess, number: str) -> None:
     body = f'{{"queueDatas":[{{"brokerName":"broker-a","perm":6,"readQueueNums":{number},"writeQueueNums":8}}]}}'
-    with survived(server, lines_max=8), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=8), RawConnection(server.address) as line:
         assert line.call(broker().request).code == SUCCESS
         answer = line.call(REGISTER_TOPIC, {"topic": "Single"}, body.encode())
         assert answer.code == SYSTEM_ERROR
@@ -321,11 +323,11 @@ def test_queues_of_a_single_topic_must_be_numbers_of_32_bits(server: ServerProce
         assert line.call(UNREGISTER, broker().identity).code == SUCCESS
 
 
-def test_one_peer_that_asks_nonsense_for_ever_leaves_a_few_lines_only(server: ServerProcess) -> None:
-    with survived(server, lines_max=30), RawConnection(server.address) as line:
+def test_repeated_invalid_requests_of_one_client_log_few_lines(server: ServerProcess) -> None:
+    with check_survives(server, lines_max=30), RawConnection(server.address) as line:
         for _ in range(1000):
             line.send(FORBID_WRITES)
-            line.send(LIST_TOPICS, flag=1)  # a response that nobody waits for
+            line.send(LIST_TOPICS, flag=1)  # a response to no request
         assert {line.receive().code for _ in range(1000)} == {SYSTEM_ERROR}
 
 
@@ -345,7 +347,7 @@ HOSTILE_SETTINGS = {
 @pytest.mark.parametrize("name", HOSTILE_SETTINGS)
 def test_hostile_settings_are_answered_soon_and_change_nothing(server: ServerProcess, name: str) -> None:
     cpu_s = server.cpu_s
-    with survived(server, lines_max=2), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
+    with check_survives(server, lines_max=2), RawConnection(server.address, timeout_s=TIMEOUT_S) as line:
         before = line.call(GET_CONFIG).body
         assert line.call(UPDATE_CONFIG, body=HOSTILE_SETTINGS[name]).code in (SUCCESS, SYSTEM_ERROR)
         assert line.call(GET_CONFIG).body == before
@@ -396,8 +398,8 @@ def hostile_requests(text: str) -> Iterator[Request]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_text_of_a_peer_begins_a_log_line(server: ServerProcess, form: Form) -> None:
-    with survived(server, lines_max=2000):
+def test_no_text_of_a_client_begins_a_log_line(server: ServerProcess, form: Form) -> None:
+    with check_survives(server, lines_max=2000):
         mark = len(server.log)
         for text in HOSTILE:
             with RawConnection(server.address, form=form) as line:
@@ -411,16 +413,16 @@ def test_no_text_of_a_peer_begins_a_log_line(server: ServerProcess, form: Form) 
 
 
 def test_no_text_of_a_proxy_begins_a_log_line(server: ServerProcess) -> None:
-    with survived(server, lines_max=10 * len(HOSTILE)):
+    with check_survives(server, lines_max=10 * len(HOSTILE)):
         for text in HOSTILE:
             for word in (f"fe80::1%{text}", text):
                 header = f"PROXY TCP6 {word.replace(' ', '')} ::1 40000 9876\r\n".encode()
-                say_and_leave(server.address, header + encode(Request(LIST_TOPICS), 1) + frame(b"[]" + bytes(20)))
+                send_and_half_close(server.address, header + encode(Request(LIST_TOPICS), 1) + frame(b"[]" + bytes(20)))
 
 
-def test_an_answer_does_not_repeat_megabytes_of_what_was_asked(server: ServerProcess) -> None:
+def test_a_refusal_of_a_long_value_is_short(server: ServerProcess) -> None:
     huge = "x" * 1_000_000
-    with survived(server, lines_max=8), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=8), RawConnection(server.address) as line:
         mark = len(server.log)
         for request in (
             Request(GET_ROUTE, {"topic": huge}),
@@ -438,9 +440,9 @@ def test_an_answer_does_not_repeat_megabytes_of_what_was_asked(server: ServerPro
     assert len(server.log_since(mark)) < 10_000
 
 
-def test_a_broker_with_strange_but_legal_names_is_served(server: ServerProcess) -> None:
+def test_a_broker_with_unusual_valid_names_is_registered(server: ServerProcess) -> None:
     strange = Registration("кластер", "брокер/%s", "хост:10911", [Topic("тема"), Topic("%RETRY%🚀")])
-    with survived(server, lines_max=6), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=6), RawConnection(server.address) as line:
         assert line.call(strange.request).code == SUCCESS
         assert line.call(GET_ROUTE, {"topic": "%RETRY%🚀"}).value["brokerDatas"][0]["cluster"] == "кластер"
         assert line.call(strange.unregistration).code == SUCCESS

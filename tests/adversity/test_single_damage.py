@@ -24,15 +24,24 @@ from skyroute.message.properties import encode_properties
 from skyroute.message.reserved_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.disks import (
     NOW_MS,
-    HastyDisk,
     KilledError,
     KillingDisk,
-    KillingDiskOfRestartedMachine,
-    RestartedMachine,
+    NoSyncDisk,
+    RestartedMachineDisk,
+    RestartedMachineKillingDisk,
     draft,
     small_store,
 )
-from tests.support.single_damage import APACHE_SETTINGS, APACHE_STORES, Base, Damage, Files, check, choose, read_folder
+from tests.support.single_damage import (
+    APACHE_SETTINGS,
+    APACHE_STORES,
+    Base,
+    Damage,
+    Files,
+    check_losses,
+    choose,
+    read_folder,
+)
 
 CASES = int(os.environ.get("SKYROUTE_DAMAGE_CASES") or 10_000)
 PARTS = 20
@@ -49,7 +58,7 @@ def open_small(disk: Callable[[], Disk], folder: Path) -> MessageStore:
 
 def open_apaches(folder: Path) -> MessageStore:
     return MessageStore.open(
-        folder, APACHE_SETTINGS, now_ms=NOW_MS, disk=HastyDisk(), is_batch_topic=lambda topic: topic == "StoreBatches"
+        folder, APACHE_SETTINGS, now_ms=NOW_MS, disk=NoSyncDisk(), is_batch_topic=lambda topic: topic == "StoreBatches"
     )
 
 
@@ -77,13 +86,13 @@ def fill(store: MessageStore, first: int, count: int) -> None:
 
 
 def make_closed(folder: Path) -> None:
-    store = open_small(HastyDisk, folder)
+    store = open_small(NoSyncDisk, folder)
     fill(store, 0, 40)
     store.close()
 
 
 def make_dead(folder: Path) -> None:
-    store = open_small(HastyDisk, folder)
+    store = open_small(NoSyncDisk, folder)
     fill(store, 0, 30)
     store.flush()
     fill(store, 30, 6)
@@ -94,7 +103,7 @@ def make_dead(folder: Path) -> None:
 
 def make_stopped(folder: Path, chance: random.Random) -> Files:
     """Make a store after a machine crash: of the pages written after the flush, only some are on disk."""
-    store = open_small(HastyDisk, folder)
+    store = open_small(NoSyncDisk, folder)
     fill(store, 0, 30)
     store.flush()
     flushed = read_folder(folder)
@@ -122,15 +131,15 @@ def bases(folder: Path) -> list[Base]:
     """Return stores of both brokers, after every kind of shutdown."""
     found: list[Base] = []
     makers: list[tuple[str, Callable[[Path], None], type[Disk]]] = [
-        ("closed", make_closed, HastyDisk),
-        ("process died", make_dead, HastyDisk),
-        ("machine stopped", make_dead, RestartedMachine),
+        ("closed", make_closed, NoSyncDisk),
+        ("process died", make_dead, NoSyncDisk),
+        ("machine stopped", make_dead, RestartedMachineDisk),
     ]
     for name, make, disk in makers:
         make(folder / name)
         found.append(Base(name, read_folder(folder / name), partial(open_small, disk)))
     mixed = make_stopped(folder / "mixed", random.Random(5))
-    found.append(Base("machine stopped in the middle", mixed, partial(open_small, RestartedMachine)))
+    found.append(Base("machine stopped in the middle", mixed, partial(open_small, RestartedMachineDisk)))
     with tarfile.open(APACHE_STORES) as archive:
         archive.extractall(folder / "apache", filter="data")
     for left in ("stopped", "killed"):
@@ -153,10 +162,10 @@ def test_any_single_damage_loses_at_most_the_records_it_touches(
         damage.apply(copy)
         try:
             store = base.open(copy)
-            check(base, damage, store)
+            check_losses(base, damage, store)
             if number % REOPENED_EVERY == 0:
-                store = goes_on(base, copy, store)
-                check(base, damage, store)
+                store = check_continues(base, copy, store)
+                check_losses(base, damage, store)
             store.kill()
         except Exception as error:
             raise AssertionError(f"case {number} of part {part}: {base}, {damage}") from error
@@ -167,8 +176,8 @@ def test_any_single_damage_loses_at_most_the_records_it_touches(
     ("name", "damaged", "disk"),
     [
         ("process died", "commitlog/00000000000000008192", KillingDisk),
-        ("machine stopped", "commitlog/00000000000000008192", KillingDiskOfRestartedMachine),
-        ("machine stopped in the middle", "queues", KillingDiskOfRestartedMachine),
+        ("machine stopped", "commitlog/00000000000000008192", RestartedMachineKillingDisk),
+        ("machine stopped in the middle", "queues", RestartedMachineKillingDisk),
         ("closed", "consumequeue/T/0/00000000000000000200", KillingDisk),
     ],
 )
@@ -191,7 +200,7 @@ def test_a_recovery_killed_at_any_call_loses_nothing(
         except KilledError:
             pass
         store = base.open(copy)
-        check(base, damage, store)
+        check_losses(base, damage, store)
         store.kill()
         shutil.rmtree(copy)
         if is_done:
@@ -200,7 +209,7 @@ def test_a_recovery_killed_at_any_call_loses_nothing(
     assert at > 20
 
 
-def goes_on(base: Base, folder: Path, store: MessageStore) -> MessageStore:
+def check_continues(base: Base, folder: Path, store: MessageStore) -> MessageStore:
     """Check that each queue accepts one more message, and keeps it after a close."""
     topics = ("T", WHOLE, "StoreTopic", "StoreBatches")
     appended = {key: store.append(draft(*key, b"more"), NOW_MS * 2) for key in base.ends if key[0] in topics}

@@ -26,8 +26,8 @@ from tests.support.disks import (
     SMALL,
     FailingDisk,
     FullDisk,
-    HastyDisk,
-    RestartedMachine,
+    NoSyncDisk,
+    RestartedMachineDisk,
     bodies,
     draft,
     read_all,
@@ -51,7 +51,7 @@ def fill(store: MessageStore, count: int, first: int = 0) -> dict[int, list[byte
     return stored
 
 
-def check(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
+def check_messages(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
     """Check that every message is there once, in order, and found by key and time."""
     for queue_id, wanted in stored.items():
         messages = read_all(store, "T", queue_id)
@@ -69,20 +69,20 @@ def check(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
             assert unit[:2] == (message.log_position, message.record_bytes)
 
 
-def goes_on(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
+def check_continues(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
     """Check that the store accepts more messages, and has all after it was closed and opened."""
     count = sum(map(len, stored.values()))
     more = fill(store, QUEUES * 2, first=count + (-count % QUEUES))
     whole = {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored}
-    check(store, whole)
+    check_messages(store, whole)
     store.close()
     with reopened(store.folder) as again:
-        check(again, whole)
+        check_messages(again, whole)
 
 
 @contextmanager
 def reopened(folder: Path, disk: Disk | None = None) -> Iterator[MessageStore]:
-    store = small_store(folder, disk or HastyDisk(), is_batch_topic=lambda topic: topic == WHOLE)
+    store = small_store(folder, disk or NoSyncDisk(), is_batch_topic=lambda topic: topic == WHOLE)
     try:
         yield store
     finally:
@@ -97,7 +97,7 @@ def cut_to(stored: dict[int, list[bytes]], count: int) -> dict[int, list[bytes]]
 # ------------------------------------------------------------------------------------------------------------- dying
 
 
-@pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
+@pytest.mark.parametrize("disk", [NoSyncDisk, RestartedMachineDisk])
 @pytest.mark.parametrize("derived_at", [(), (20,), (20, 59), range(60)])
 def test_a_process_that_dies_loses_nothing(tmp_path: Path, disk: type[Disk], derived_at: tuple[int, ...]) -> None:
     store = small_store(tmp_path)
@@ -109,12 +109,12 @@ def test_a_process_that_dies_loses_nothing(tmp_path: Path, disk: type[Disk], der
             store.dispatch()
     store.kill()
     with reopened(tmp_path, disk()) as store:
-        check(store, stored)
+        check_messages(store, stored)
         assert store.recovered is not None
         assert not store.recovered.was_clean
     with reopened(tmp_path) as store:
-        check(store, stored)
-        goes_on(store, stored)
+        check_messages(store, stored)
+        check_continues(store, stored)
 
 
 @pytest.mark.parametrize("dies_at", range(1, 400, 7))
@@ -143,8 +143,8 @@ def test_no_stored_message_is_lost_whichever_disk_call_is_the_last(tmp_path: Pat
         if store is not None:
             store.kill()
     with reopened(tmp_path) as store:
-        check(store, stored)
-        goes_on(store, stored)
+        check_messages(store, stored)
+        check_continues(store, stored)
 
 
 WRITER = """
@@ -179,7 +179,7 @@ def test_a_killed_process_keeps_all_acknowledged_messages(tmp_path: Path, chance
             count = sum(store.max_offset("T", queue_id) for queue_id in range(QUEUES))
             assert count - 1 in (said, said + 1)
             stored = [b"%d " % number + b"x" * (number * 37 % 200) for number in range(count)]
-            check(store, {queue_id: stored[queue_id::QUEUES] for queue_id in range(QUEUES)})
+            check_messages(store, {queue_id: stored[queue_id::QUEUES] for queue_id in range(QUEUES)})
         said = count - 1
 
 
@@ -215,7 +215,7 @@ def test_a_machine_crash_keeps_all_flushed_messages(tmp_path: Path, chance: rand
                     for at in pages
                 )
             )
-        with reopened(folder, RestartedMachine()) as store:
+        with reopened(folder, RestartedMachineDisk()) as store:
             for queue_id in range(QUEUES):
                 messages = {message.queue_offset: message.body for message in read_all(store, "T", queue_id)}
                 assert set(messages) >= set(range(21))
@@ -227,21 +227,21 @@ def test_a_machine_crash_keeps_all_flushed_messages(tmp_path: Path, chance: rand
             fill(store, 30, first=9000)
             ends = [store.max_offset("T", queue_id) for queue_id in range(QUEUES)]
             counts = [len(read_all(store, "T", queue_id)) for queue_id in range(QUEUES)]
-        with reopened(folder, RestartedMachine()) as store:
+        with reopened(folder, RestartedMachineDisk()) as store:
             assert [len(read_all(store, "T", queue_id)) for queue_id in range(QUEUES)] == counts
             assert [store.max_offset("T", queue_id) for queue_id in range(QUEUES)] == ends
             check_keys(store)
         shutil.rmtree(folder)
 
 
-class NamelessBoot(HastyDisk):
+class NamelessBoot(NoSyncDisk):
     """A system without a boot id."""
 
     def boot_id(self) -> str:
         return ""
 
 
-@pytest.mark.parametrize("disk", [RestartedMachine, NamelessBoot])
+@pytest.mark.parametrize("disk", [RestartedMachineDisk, NamelessBoot])
 @pytest.mark.parametrize("flushed", [True, False])
 def test_recovery_after_a_machine_crash_reads_only_unflushed_records(
     tmp_path: Path, disk: type[Disk], flushed: bool
@@ -257,7 +257,7 @@ def test_recovery_after_a_machine_crash_reads_only_unflushed_records(
     with reopened(tmp_path, disk()) as store:
         assert store.recovered is not None
         assert store.recovered.records == (6 if flushed else 66)
-        check(store, stored)
+        check_messages(store, stored)
 
 
 # ----------------------------------------------------------------------------------------------------------- cutting
@@ -289,7 +289,7 @@ def test_a_log_cut_at_any_length_keeps_its_complete_records(tmp_path: Path, clea
             file.truncate(length)
         kept = len([each for each in ends if each <= start + length])
         with reopened(folder) as store:
-            check(store, cut_to(stored, kept))
+            check_messages(store, cut_to(stored, kept))
             # Positions and offsets that were given out are not given out again.
             assert store.max_position == end
             assert [store.max_offset("T", queue_id) for queue_id in range(QUEUES)] == [10, 10, 10]
@@ -307,7 +307,7 @@ def test_a_last_record_that_ends_with_zero_does_not_count_as_torn(tmp_path: Path
     store.append(msgspec.structs.replace(draft(), raw_properties=properties), NOW_MS)
     store.append_batch(draft(), [BatchItem(b"body", b"K\x01v"), BatchItem(b"body", properties)], NOW_MS)
     store.kill()
-    with reopened(tmp_path, RestartedMachine()) as store:
+    with reopened(tmp_path, RestartedMachineDisk()) as store:
         assert bodies(store) == [b"body"] * 3
 
 
@@ -325,15 +325,15 @@ def test_a_tail_that_was_cut_off_does_not_come_back(tmp_path: Path) -> None:
     for message in last_two:
         content[message.log_position + 95] ^= 1  # in their bodies
     segment.write_bytes(content)
-    with reopened(tmp_path, RestartedMachine()) as store:
-        check(store, cut_to(stored, 7))
+    with reopened(tmp_path, RestartedMachineDisk()) as store:
+        check_messages(store, cut_to(stored, 7))
         (cut,) = store.damage.cuts
         assert (cut.position, cut.size) == (last_two[0].log_position, sum(each.record_bytes for each in last_two))
         assert cut.kept_in.read_bytes() == bytes(content[cut.position : cut.position + cut.size])
         body = b"y" * (last_two[0].record_bytes - 96)
         appended = store.append(draft("T", 1, body, {"K": "v"}), NOW_MS)
         assert appended.log_end == last_two[1].log_position, "it ends exactly where the last one used to start"
-    with reopened(tmp_path, RestartedMachine()) as store:
+    with reopened(tmp_path, RestartedMachineDisk()) as store:
         assert bodies(store, "T", 1) == [*stored[1][:2], body]
         assert bodies(store, "T", 2) == stored[2][:2]
 
@@ -356,7 +356,7 @@ def test_a_flipped_bit_in_the_tail_loses_at_most_later_records(tmp_path: Path, c
         content = bytearray(segment.read_bytes())
         content[position % 4096] ^= 1 << chance.randrange(8)
         segment.write_bytes(content)
-        with reopened(folder, RestartedMachine()) as store:
+        with reopened(folder, RestartedMachineDisk()) as store:
             # Only bodies have a checksum: a flip elsewhere may pass, and then the message is there, changed.
             count = sum(store.max_offset("T", queue_id) for queue_id in range(QUEUES))
             assert count >= victim
@@ -381,7 +381,7 @@ def test_damage_in_flushed_records_loses_no_later_record(tmp_path: Path) -> None
     content = bytearray(segment.read_bytes())
     content[spoilt.log_position % 4096 + 90] ^= 1
     segment.write_bytes(content)
-    with reopened(tmp_path, RestartedMachine()) as store:
+    with reopened(tmp_path, RestartedMachineDisk()) as store:
         for queue_id in (0, 2):
             assert bodies(store, "T", queue_id) == stored[queue_id] + later[queue_id]
         assert store.max_offset("T", 1) == len(stored[1]) + 1
@@ -399,7 +399,7 @@ def test_a_restored_log_may_start_in_the_middle_of_a_queue(tmp_path: Path, offse
     content = b"".join(map(encode_record, records))
     log.write_bytes(content + log.read_bytes()[len(content) :])
     shutil.rmtree(tmp_path / "consumequeue")
-    with reopened(tmp_path, RestartedMachine()) as store:
+    with reopened(tmp_path, RestartedMachineDisk()) as store:
         assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (offset, offset + 3)
         assert [message.queue_offset for message in read_all(store)] == [offset, offset + 1, offset + 2]
 
@@ -407,7 +407,7 @@ def test_a_restored_log_may_start_in_the_middle_of_a_queue(tmp_path: Path, offse
 @pytest.mark.parametrize("left", ["closed", "dead", "machine stopped"])
 def test_a_store_opens_and_continues_after_random_damage(tmp_path: Path, chance: random.Random, left: str) -> None:
     whole = tmp_path / "whole"
-    store = small_store(whole, HastyDisk())
+    store = small_store(whole, NoSyncDisk())
     fill(store, 60)
     if left == "closed":
         store.close()
@@ -423,7 +423,7 @@ def test_a_store_opens_and_continues_after_random_damage(tmp_path: Path, chance:
             at = chance.randrange(len(content))
             content[at : at + chance.choice([1, 8, 100])] = chance.randbytes(chance.choice([1, 8, 100]))
             path.write_bytes(content[: path.stat().st_size].ljust(path.stat().st_size, b"\0"))
-        with reopened(folder, RestartedMachine() if left == "machine stopped" else None) as store:
+        with reopened(folder, RestartedMachineDisk() if left == "machine stopped" else None) as store:
             for queue_id in range(QUEUES):
                 offset = store.min_offset("T", queue_id)
                 while offset < store.max_offset("T", queue_id):
@@ -499,7 +499,7 @@ TORN = (forget_slots, tear_queue, zero_queue, add_empty_segment)
 
 @pytest.mark.parametrize(
     ("spoil", "disk"),
-    [(spoil, RestartedMachine) for spoil in (*REMOVED, *TORN)] + [(spoil, HastyDisk) for spoil in REMOVED],
+    [(spoil, RestartedMachineDisk) for spoil in (*REMOVED, *TORN)] + [(spoil, NoSyncDisk) for spoil in REMOVED],
 )
 def test_missing_queues_and_index_are_rebuilt_from_the_log(
     tmp_path: Path, spoil: Callable[[Path], None], disk: type[Disk]
@@ -513,8 +513,8 @@ def test_missing_queues_and_index_are_rebuilt_from_the_log(
     store.kill()
     spoil(tmp_path)
     with reopened(tmp_path, disk()) as store:
-        check(store, stored)
-        goes_on(store, stored)
+        check_messages(store, stored)
+        check_continues(store, stored)
 
 
 @pytest.mark.parametrize("spoil", [remove_index, remove_queues, remove_checkpoint, tear_index])
@@ -524,8 +524,8 @@ def test_files_removed_from_a_closed_store_are_rebuilt(tmp_path: Path, spoil: Ca
     store.close()
     spoil(tmp_path)
     with reopened(tmp_path) as store:
-        check(store, stored)
-        goes_on(store, stored)
+        check_messages(store, stored)
+        check_continues(store, stored)
 
 
 def test_without_a_log_queues_continue_behind_the_lost_messages(tmp_path: Path) -> None:
@@ -556,7 +556,7 @@ def test_a_missing_segment_of_the_log_is_skipped_by_readers(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("start", [0, 200, 400])
-@pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
+@pytest.mark.parametrize("disk", [NoSyncDisk, RestartedMachineDisk])
 @pytest.mark.parametrize("closes", [True, False])
 def test_a_missing_segment_of_a_queue_is_rebuilt(tmp_path: Path, start: int, disk: type[Disk], closes: bool) -> None:
     store = small_store(tmp_path)
@@ -565,8 +565,8 @@ def test_a_missing_segment_of_a_queue_is_rebuilt(tmp_path: Path, start: int, dis
     (store.close if closes else store.kill)()
     (tmp_path / "consumequeue" / "T" / "0" / f"{start:020d}").unlink()
     with reopened(tmp_path, disk()) as store:
-        check(store, stored)
-        goes_on(store, stored)
+        check_messages(store, stored)
+        check_continues(store, stored)
 
 
 # ------------------------------------------------------------------------------------------------ one damage, no crash
@@ -604,11 +604,11 @@ def test_a_damaged_record_and_missing_files_lose_one_message(
         assert bodies(store, "T", 0) == [*stored[0][1:], b"more"]
 
 
-@pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
+@pytest.mark.parametrize("disk", [NoSyncDisk, RestartedMachineDisk])
 @pytest.mark.parametrize("closes", [True, False])
 @pytest.mark.parametrize("topic", ["T", WHOLE])
 def test_a_removed_queue_folder_is_rebuilt(tmp_path: Path, topic: str, closes: bool, disk: type[Disk]) -> None:
-    store = small_store(tmp_path, HastyDisk(), is_batch_topic=lambda topic: topic == WHOLE)
+    store = small_store(tmp_path, NoSyncDisk(), is_batch_topic=lambda topic: topic == WHOLE)
     stored = fill(store, 60)
     batches = [encode_batch([BatchItem(b"%d" % number), BatchItem(b"more")]) for number in range(25)]
     for batch in batches:
@@ -617,7 +617,7 @@ def test_a_removed_queue_folder_is_rebuilt(tmp_path: Path, topic: str, closes: b
     (store.close if closes else store.kill)()
     shutil.rmtree(tmp_path / ("consumequeue" if topic == "T" else "batchconsumequeue") / topic / "0")
     with reopened(tmp_path, disk()) as store:
-        check(store, stored)
+        check_messages(store, stored)
         assert [message.stored_body for message in read_all(store, WHOLE)] == batches
         assert store.max_offset(WHOLE, 0) == 50
 
@@ -625,26 +625,26 @@ def test_a_removed_queue_folder_is_rebuilt(tmp_path: Path, topic: str, closes: b
 @pytest.mark.parametrize("size", [0, 1, 20, 33, 199])
 @pytest.mark.parametrize("start", [0, 200, 400])
 def test_a_cut_queue_file_is_rebuilt(tmp_path: Path, start: int, size: int) -> None:
-    store = small_store(tmp_path, HastyDisk())
+    store = small_store(tmp_path, NoSyncDisk())
     stored = fill(store, 90)
     store.close()
     with (tmp_path / "consumequeue" / "T" / "0" / f"{start:020d}").open("r+b") as file:
         file.truncate(size)
     with reopened(tmp_path) as store:
-        check(store, stored)
+        check_messages(store, stored)
 
 
 def test_a_damaged_unit_does_not_hide_later_units(tmp_path: Path) -> None:
-    store = small_store(tmp_path, HastyDisk())
+    store = small_store(tmp_path, NoSyncDisk())
     stored = fill(store, 90)
     store.close()
     flip(tmp_path / "consumequeue" / "T" / "0" / f"{400:020d}", 5 * 20, 0x80)
     with reopened(tmp_path) as store:
-        check(store, stored)
+        check_messages(store, stored)
 
 
 def test_a_young_segment_of_the_log_does_not_expire_because_the_next_one_is_damaged(tmp_path: Path) -> None:
-    store = small_store(tmp_path, HastyDisk())
+    store = small_store(tmp_path, NoSyncDisk())
     fill(store, 60)
     store.close()
     second = tmp_path / "commitlog" / f"{4096:020d}"
@@ -655,14 +655,14 @@ def test_a_young_segment_of_the_log_does_not_expire_because_the_next_one_is_dama
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_removed_index_file_is_rebuilt(tmp_path: Path, number: int) -> None:
-    store = small_store(tmp_path, HastyDisk())
+    store = small_store(tmp_path, NoSyncDisk())
     stored = fill(store, 60)
     store.close()
     files = sorted((tmp_path / "index").iterdir())
     assert len(files) == 4
     files[number].unlink()
     with reopened(tmp_path) as store:
-        check(store, stored)
+        check_messages(store, stored)
 
 
 def test_files_of_other_sizes_are_refused_and_not_changed(tmp_path: Path) -> None:
@@ -773,7 +773,7 @@ def test_a_full_disk_refuses_messages_and_serves_reads(tmp_path: Path) -> None:
         check_queues(store, stored)
     disk.is_full = False
     more = fill(store, 30, first=30)
-    check(store, {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored})
+    check_messages(store, {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored})
 
 
 def check_keys(store: MessageStore) -> None:
@@ -802,4 +802,4 @@ def test_a_failed_flush_refuses_further_messages(tmp_path: Path) -> None:
     store.close()
     assert (tmp_path / "abort").exists(), "the next one has to look what is there"
     with reopened(tmp_path) as store:
-        check(store, stored)
+        check_messages(store, stored)

@@ -1,4 +1,4 @@
-"""Watchers that mean no good: who do not read, who flood, who name the whole world."""
+"""Watchers that do not read, that flood, or that name too many topics."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from contextlib import ExitStack
 
 import pytest
 
+from skyroute.wire.codes import RequestCode
 from tests.adversity.conftest import Start
-from tests.adversity.hardship import SUCCESS, SYSTEM_ERROR, broker, survived
-from tests.support.process import ServerProcess, eventually
+from tests.adversity.faults import broker, check_survives
+from tests.support.codes import SUCCESS, SYSTEM_ERROR
+from tests.support.process import ServerProcess
 from tests.support.raw import Command, DataVersion, RawConnection, Request, Topic, encode
+from tests.support.waiting import wait_until
 
 WATCH, SYSTEM_BUSY = 21001, 2
 
@@ -29,9 +32,9 @@ def watch(heard: Command | None, *topics: str, timeout_ms: int = 60_000) -> Requ
     return Request(WATCH, fields, json.dumps({"topics": topics}).encode())
 
 
-def test_a_watcher_that_does_not_read_holds_up_nobody(server: ServerProcess) -> None:
+def test_a_watcher_that_does_not_read_delays_no_other_client(server: ServerProcess) -> None:
     with (
-        survived(server, lines_max=2_000),
+        check_survives(server, lines_max=2_000),
         RawConnection(server.address) as mute,
         RawConnection(server.address) as line,
     ):
@@ -48,7 +51,7 @@ def test_a_watcher_that_does_not_read_holds_up_nobody(server: ServerProcess) -> 
 
 
 def test_a_flood_of_watches_is_answered_and_bounded(server: ServerProcess) -> None:
-    with survived(server, lines_max=50), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=50), RawConnection(server.address) as line:
         heard = line.call(watch(None, "A"))
         before_mb = server.rss_mb
         for _ in range(20_000):
@@ -62,7 +65,7 @@ def test_a_flood_of_watches_is_answered_and_bounded(server: ServerProcess) -> No
 
 
 def test_lists_of_topics_are_bounded(server: ServerProcess) -> None:
-    with survived(server, lines_max=50), RawConnection(server.address) as line:
+    with check_survives(server, lines_max=50), RawConnection(server.address) as line:
         heard = line.call(watch(None, "A"))
         for topics in (
             [f"t{number}" for number in range(1_025)],
@@ -81,7 +84,7 @@ def test_lists_of_topics_are_bounded(server: ServerProcess) -> None:
 
 def test_names_of_all_watches_together_are_bounded(start: Start) -> None:
     server = start()
-    with survived(server, lines_max=200), ExitStack() as stack:
+    with check_survives(server, lines_max=200), ExitStack() as stack:
         names = [f"t{number:04}" for number in range(1_024)]
         codes: list[int] = []
         heard: Command | None = None
@@ -90,11 +93,12 @@ def test_names_of_all_watches_together_are_bounded(start: Start) -> None:
             heard = heard or line.call(watch(None, "A"))
             # 4 watches a connection, 1,024 names each: the bound of a million is reached before the last of them.
             line.write(b"".join(encode(watch(heard, *names), number) for number in range(100, 104)))
-            codes.append(line.call(106).code)
+            codes.append(line.call(RequestCode.GET_BROKER_CLUSTER_INFO).code)
             codes += [command.code for command in line.strays]
         assert set(codes) == {SUCCESS, SYSTEM_BUSY}
         assert server.rss_mb < 400
     with RawConnection(server.address) as line:
-        eventually(
-            lambda: line.call(watch(heard, *names, timeout_ms=1)).code == SUCCESS, "those who left make room again"
+        wait_until(
+            lambda: line.call(watch(heard, *names, timeout_ms=1)).code == SUCCESS,
+            "closed connections free their watches",
         )

@@ -12,8 +12,8 @@ from skyroute import Message, StartPosition, StoredMessage
 from skyroute.blocking import Admin, Consumer, Producer
 from skyroute.testing import Cluster, cluster
 from skyroute.wire.calls.groups import GroupConfig
-from tests.support.apache import eventually
 from tests.support.browsing import Serve, check_accessible
+from tests.support.waiting import wait_until
 
 MESSAGES = 24
 IDLE = 60
@@ -71,7 +71,7 @@ def url(busy: Cluster, serve: Serve) -> str:
         with urlopen(f"{console.url}groups?q=auditors") as answer:
             return b"/groups/auditors" in answer.read()
 
-    eventually(lists_the_group, what="the console lists the group")
+    wait_until(lists_the_group, what="the console lists the group")
     return console.url.rstrip("/")
 
 

@@ -18,8 +18,8 @@ from skyroute.console.server import Console
 from skyroute.message.message import StoredMessage
 from skyroute.testing import Cluster
 from skyroute.wire.calls.transaction import TransactionOutcome
-from tests.support.apache import eventually
 from tests.support.browsing import Serve, check_accessible
+from tests.support.waiting import wait_until
 
 MARKUP = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
 
@@ -72,7 +72,7 @@ def shows(page: Page, address: str, text: str) -> None:
         page.goto(address)
         return page.locator("main").get_by_text(text).count()
 
-    eventually(count, what=text)
+    wait_until(count, what=text)
 
 
 def test_all_messages_of_a_topic_are_listed_page_by_page(

@@ -38,7 +38,7 @@ def send(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
             HTTPStatus.OK,
             "is not between the years 1970 and 9999",
         ),
-        ("/messages/TBW102/", HTTPStatus.BAD_REQUEST, "is blank"),
+        ("/messages/TBW102/", HTTPStatus.BAD_REQUEST, "expected text that is not blank"),
         ("/cluster/change-setting", HTTPStatus.METHOD_NOT_ALLOWED, "Page not found"),
         ("/topics?page=abc&sort=nothing&kind=none", HTTPStatus.OK, "Topics"),
     ],
@@ -57,7 +57,7 @@ def test_an_invalid_address_is_refused(client: httpx.Client, address: str, statu
         (
             "/groups/clone",
             {"group": "a", "source": "misspelt", "topic": "TBW102"},
-            "has consumed nothing",
+            "there is nothing to clone",
         ),
         ("/groups/reset-to-time", {"group": "a", "topic": "b", "time": "1e99"}, "10m for ten minutes ago"),
     ],

@@ -16,7 +16,7 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.properties import encode_properties
 from skyroute.message.record import decode_records
 from skyroute.message.tags import tag_code
-from tests.support.disks import NOW_MS, HastyDisk, RestartedMachine, draft, read_all, small_store
+from tests.support.disks import NOW_MS, NoSyncDisk, RestartedMachineDisk, draft, read_all, small_store
 
 WHOLE = "Whole"
 """The topic that keeps batches whole."""
@@ -38,9 +38,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.now_ms = NOW_MS
         self.number = 0
         self.queues: dict[tuple[str, int], list[tuple[bytes, str, int, str]]] = {}
-        self.store = self.open(HastyDisk())
+        self.store = self.open(NoSyncDisk())
 
-    def open(self, disk: HastyDisk) -> MessageStore:
+    def open(self, disk: NoSyncDisk) -> MessageStore:
         sync_flush, index, open_max = self.options.values()
         return small_store(
             self.folder,
@@ -108,7 +108,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.close()
         else:
             self.store.kill()
-        self.store = self.open(RestartedMachine() if how == "machine stopped" else HastyDisk())
+        self.store = self.open(RestartedMachineDisk() if how == "machine stopped" else NoSyncDisk())
         self.check_all()
 
     @rule(topic=TOPICS)

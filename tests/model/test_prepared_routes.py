@@ -19,7 +19,7 @@ from hypothesis.stateful import invariant, rule
 from skyroute.nameserver import prepared_routes
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.routes import RouteHandlers
-from skyroute.nameserver.invalidated_routes import touched_by
+from skyroute.nameserver.invalidated_routes import invalidated_by
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.server_events import KvChanged
 from skyroute.remoting.busy_polling import BusyPolling
@@ -81,7 +81,7 @@ class PreparedRoutesMachine(RouteTableMachine):
         super().see(events, *args, **kwargs)
         if self.served is not self.table:
             self.serve()
-        self.routes.forget(*touched_by(events))
+        self.routes.forget(*invalidated_by(events))
         for event in events:
             if isinstance(event, BrokerConfirmed):
                 self.routes.forget((), (event.broker_name,))
@@ -90,7 +90,7 @@ class PreparedRoutesMachine(RouteTableMachine):
     def put_order_config(self, topic: str, value: str) -> None:
         before = self.kv.get(ORDER_TOPICS, topic)
         self.kv.put(ORDER_TOPICS, topic, value)
-        self.routes.forget(*touched_by([KvChanged(ORDER_TOPICS, topic, before, value, "10.0.0.9:1")]))
+        self.routes.forget(*invalidated_by([KvChanged(ORDER_TOPICS, topic, before, value, "10.0.0.9:1")]))
 
     @rule(acting_master=st.booleans(), order=st.booleans())
     def change_settings(self, *, acting_master: bool, order: bool) -> None:

@@ -3,9 +3,9 @@
 The model keeps flat tables, works on a copy, and looks at everything on every call. After every step:
 
 1. Both agree on every answer: routes, with and without acting masters and zones, clusters, members, editions.
-2. The table's own books agree: a broker is one address in a cluster, one id in a group, and one of its holder's; there
-   is no empty group, cluster, holder or topic; a topic is listed under exactly the groups that have queues of it; bans
-   lie only on topics that could be written, mappings only on topics that are served.
+2. The table is consistent: a broker is one address in a cluster, one id in a group and is listed under its connection;
+   no group, cluster, connection or topic is empty; a topic is listed under exactly the groups that have queues of it;
+   writes are forbidden only to writable topics, and only served topics have mappings.
 3. A mirror that saw nothing but the events holds the same groups, brokers, topics, bans, mappings and filter servers,
    and so does a replay of what the journal has of them.
 4. Every event tells of a change, and no step that changed the mirror's part of the table was silent.
@@ -13,7 +13,7 @@ The model keeps flat tables, works on a copy, and looks at everything on every c
    where it was a registration, there is another broker to tell.
 6. A body that the table remembers is no news: taking it again would change no topic, ban, mapping or filter server.
 7. A refused or superseded registration changes nothing at all.
-8. Of the brokers that leave one holder in one step, only the last may call it idle, and does so if nobody is left.
+8. Of the brokers that leave one connection in one step, only the last may call it idle, and does so if nobody is left.
 9. A table that is written to a snapshot at any moment, and restored from it, is the same one to all who ask, and its
    events build the same mirror from nothing. Its brokers are unconfirmed until they are heard from, and go with a cause
    of their own if they are not; a single topic of a newer edition does not make that edition known.
@@ -34,10 +34,9 @@ from skyroute.nameserver.journal.records import Numbered, encode
 from skyroute.nameserver.journal.replay import Replay
 from skyroute.nameserver.journal.schema import record_decoder
 from skyroute.nameserver.server_events import ServerStarted
-from skyroute.nameserver.snapshot import decode_snapshot, encode_snapshot
+from skyroute.nameserver.snapshot_file import decode_snapshot, encode_snapshot
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing import discovery
-from skyroute.routing import table as table_module
 from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError, RegistrationRefusedError
 from skyroute.routing.events import (
     BrokerChanged,
@@ -49,29 +48,31 @@ from skyroute.routing.events import (
     GroupChanged,
     LeaseHeld,
     MappingsChanged,
+    RegistrationOutcome,
     RouteEvent,
     SmallestIdChanged,
     TopicsChanged,
     WritesChanged,
 )
-from skyroute.routing.groups import Group
-from skyroute.routing.image import GroupImage, image_of
-from skyroute.routing.leases import NOBODY
+from skyroute.routing.group_state import GroupState
+from skyroute.routing.leases import NO_CONNECTION
 from skyroute.routing.preparation import Preparation
-from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
+from skyroute.routing.registration import DataVersion, Registration, TopicTable
+from skyroute.routing.snapshot import GroupSnapshot, snapshot_of
 from skyroute.routing.table import RouteTable
+from skyroute.routing.table_writer import TOPICS_A_STEP
 from skyroute.routing.topology import BrokerKey, QueueSettings, StaticMapping
 
 CLUSTERS, NAMES, IDS = ("c1", "c2"), ("a", "b"), (0, 1, 2)
 ADDRESSES, TOPICS, ZONES = ("w:1", "x:1", "y:1", "z:1"), ("T1", "T2", "T3", "T4"), (None, "z1", "Z1", "z2")
-HOLDERS = (1, 2)
+CONNECTIONS = (1, 2)
 RESTORED_LEASE_S = 45.0
 REFUSALS = {"name taken": NameTakenError, "partial": PartialFirstRegistrationError}
 WRITE = 2
 
 # Uneven on purpose: a group of three lives only if most brokers want to be in it.
 clusters, names, ids = st.sampled_from(("c1", "c1", "c1", "c2")), st.sampled_from(("a", "a", "b")), st.sampled_from(IDS)
-addresses, topics, holders = st.sampled_from(ADDRESSES), st.sampled_from(TOPICS), st.sampled_from(HOLDERS)
+addresses, topics, connections = st.sampled_from(ADDRESSES), st.sampled_from(TOPICS), st.sampled_from(CONNECTIONS)
 queue_settings = st.builds(QueueSettings, st.just(4), st.sampled_from((4, 8)), st.sampled_from((4, 6, 70)))
 versions = st.builds(DataVersion, st.sampled_from((0, 0, 0, 1)), st.integers(1, 3), st.integers(1, 3))
 mappings = st.dictionaries(
@@ -108,16 +109,16 @@ class Broker:
     version: DataVersion
     lease_s: float
     expires_at: float
-    holder: int
+    connection: int
     filter_servers: tuple[str, ...] = ()
     confirmed: bool = True
     restored: bool = False
     held: bool = False
 
-    def renew(self, now: float, holder: int) -> None:
+    def renew(self, now: float, connection: int) -> None:
         self.expires_at, self.held = now + self.lease_s, False
         if not self.confirmed:
-            self.confirmed, self.holder = True, holder
+            self.confirmed, self.connection = True, connection
 
 
 @dataclass
@@ -166,7 +167,9 @@ class Model:
         for name, topic in [key for key in self.queues if key[0] not in self.groups]:
             self.forget_topic(name, topic)
 
-    def register(self, said: Registration, table: TopicTable, holder: int, now: float, *, delete_missing: bool) -> str:
+    def register(
+        self, said: Registration, table: TopicTable, connection: int, now: float, *, delete_missing: bool
+    ) -> str:
         """What becomes of a registration; anything but "taken" leaves the model as it was."""
         name, broker_id = said.broker_name, said.broker_id
         members = self.members(name)
@@ -181,10 +184,10 @@ class Model:
                 return "superseded"
         if holder_of_id is None and len(table.topics) == 1:
             return "partial"
-        if known is not None and known.holder == holder and known.broker_id == broker_id == 0:
+        if known is not None and known.connection == connection and known.broker_id == broker_id == 0:
             old, new = known.version, table.version
             if old[0] == new[0] and new.counter < old.counter and new.timestamp_ms <= old.timestamp_ms:
-                known.renew(now, holder)
+                known.renew(now, connection)
                 return "overtaken"
         first = holder_of_id is None
         differs = known is None or known.version != table.version
@@ -192,8 +195,8 @@ class Model:
         kept_filters = () if own is None else own.filter_servers
         still_restored = own is not None and own.restored and len(table.topics) == 1
         version = own.version if own is not None and still_restored else table.version
-        # Whoever stands in the way goes: the same broker elsewhere, the old holder of the id, the broker's own old id,
-        # and members that would follow into a cluster where another group has their address.
+        # Conflicting brokers leave: the same broker elsewhere, the former broker of the id, the broker's old id, and
+        # members that would follow into a cluster where another group has their address.
         moving = name in self.groups and self.groups[name][0] != said.cluster
         gone = [
             broker
@@ -211,7 +214,7 @@ class Model:
         self.brokers.append(
             Broker(
                 name, broker_id, said.cluster, said.address, said.ha_address,
-                version, lease_s, now + lease_s, holder, filters, restored=still_restored,
+                version, lease_s, now + lease_s, connection, filters, restored=still_restored,
             )
         )  # fmt: skip
         self.groups[name] = (said.cluster, said.acting_master is True, said.zone)
@@ -348,8 +351,8 @@ def mirror_of(model: Model) -> Mirror:
     )
 
 
-def told(groups: Iterable[Group]) -> dict[str, GroupImage]:
-    """All that a journal tells of groups: leases, and who knows of acting masters, it does not."""
+def told(groups: Iterable[GroupState]) -> dict[str, GroupSnapshot]:
+    """Groups as a journal has them: without leases and acting master support."""
     return {
         group.name: replace(
             group,
@@ -358,14 +361,16 @@ def told(groups: Iterable[Group]) -> dict[str, GroupImage]:
                 for member in group.members
             ),
         )
-        for group in image_of(groups, 0.0).groups
+        for group in snapshot_of(groups, 0.0).groups
     }
 
 
 class RouteTableMachine(RuleBasedStateMachine):
+    topics_a_step = TOPICS_A_STEP
+
     def __init__(self) -> None:
         super().__init__()
-        self.table = RouteTable()
+        self.table = RouteTable(topics_a_step=self.topics_a_step)
         self.model = Model()
         self.mirror = Mirror()
         self.replay = Replay()
@@ -376,22 +381,22 @@ class RouteTableMachine(RuleBasedStateMachine):
 
     # Steps
 
-    @initialize(said=st.lists(registrations, max_size=4), holder=holders)
-    def start_with_some_brokers(self, said: list[Registration], holder: int) -> None:
+    @initialize(said=st.lists(registrations, max_size=4), connection=connections)
+    def start_with_some_brokers(self, said: list[Registration], connection: int) -> None:
         for one in said:
-            self.register(one, holder)
+            self.register(one, connection)
 
-    @rule(said=registrations, holder=holders)
-    def register(self, said: Registration, holder: int) -> None:
+    @rule(said=registrations, connection=connections)
+    def register(self, said: Registration, connection: int) -> None:
         assert said.table is not None
         fingerprint = repr(said.table).encode()
         self.bodies[fingerprint] = said.table
-        self.hear(replace(said, fingerprint=fingerprint), holder)
+        self.hear(replace(said, fingerprint=fingerprint), connection)
 
     @precondition(lambda self: self.model.brokers)
-    @rule(data=st.data(), table=topic_tables, holder=holders)
-    def register_known_broker_again(self, data: st.DataObject, table: TopicTable, holder: int) -> None:
-        """With one topic or all, in a new edition or the same, perhaps in another role or cluster."""
+    @rule(data=st.data(), table=topic_tables, connection=connections)
+    def register_known_broker_again(self, data: st.DataObject, table: TopicTable, connection: int) -> None:
+        """With one topic or all, in a new version or the same, perhaps in another role or cluster."""
         broker = data.draw(st.sampled_from(self.model.brokers))
         said = self.last_word[BrokerKey(broker.cluster, broker.address)]
         change = data.draw(st.sampled_from(("edition", "content", "id", "id", "cluster", "flags")))
@@ -407,13 +412,15 @@ class RouteTableMachine(RuleBasedStateMachine):
                 if change == "flags"
                 else said.acting_master,
             ),
-            holder if change == "id" or not broker.confirmed else broker.holder,
+            connection if change == "id" or not broker.confirmed else broker.connection,
         )
 
     @precondition(lambda self: self.model.brokers)
-    @rule(data=st.data(), holder=holders, acting_master=st.booleans(), zone=st.sampled_from(ZONES))
-    def repeat_the_last_word(self, data: st.DataObject, holder: int, zone: str | None, *, acting_master: bool) -> None:
-        """A broker that knows of acting masters keeps knowing of them; what it says of them may change."""
+    @rule(data=st.data(), connection=connections, acting_master=st.booleans(), zone=st.sampled_from(ZONES))
+    def repeat_the_last_word(
+        self, data: st.DataObject, connection: int, zone: str | None, *, acting_master: bool
+    ) -> None:
+        """The broker keeps sending the acting master flag; its value may change."""
         broker = data.draw(st.sampled_from(self.model.brokers))
         said = self.last_word[BrokerKey(broker.cluster, broker.address)]
         if said.acting_master is not None:
@@ -422,19 +429,19 @@ class RouteTableMachine(RuleBasedStateMachine):
         assert said.fingerprint is not None
         if self.table.remembers(said):
             said = replace(said, table=None)
-        self.hear(said, holder)
+        self.hear(said, connection)
 
-    def hear(self, said: Registration, holder: int) -> None:
+    def hear(self, said: Registration, connection: int) -> None:
         assert said.fingerprint is not None
         body = self.bodies[said.fingerprint] if said.table is None else said.table
         before, smallest_before = deepcopy(self.model), self.model.smallest()
-        fate = self.model.register(said, body, holder, self.now, delete_missing=self.delete_missing)
+        fate = self.model.register(said, body, connection, self.now, delete_missing=self.delete_missing)
         if fate in REFUSALS:
             assert self.model == before
             with pytest.raises(REFUSALS[fate]):
-                self.tell(said, holder)
+                self.tell(said, connection)
             return
-        outcome = self.tell(said, holder)
+        outcome = self.tell(said, connection)
         assert outcome.superseded == (fate == "superseded")
         if fate != "taken":
             assert outcome.events == ()
@@ -450,37 +457,37 @@ class RouteTableMachine(RuleBasedStateMachine):
         assert outcome.master_ha_address == (master and master.ha_address)
         self.see(outcome.events, smallest_before, registrant=said.broker_name)
 
-    def tell(self, said: Registration, holder: int) -> RegistrationOutcome:
-        return self.table.register(said, holder=holder, now=self.now, delete_missing_topics=self.delete_missing)
+    def tell(self, said: Registration, connection: int) -> RegistrationOutcome:
+        return self.table.register(said, connection=connection, now=self.now, delete_missing_topics=self.delete_missing)
 
     @precondition(lambda self: self.model.brokers)
-    @rule(data=st.data(), holder=holders)
-    def heartbeat(self, data: st.DataObject, holder: int) -> None:
+    @rule(data=st.data(), connection=connections)
+    def heartbeat(self, data: st.DataObject, connection: int) -> None:
         broker = data.draw(st.sampled_from(self.model.brokers))
-        self.heartbeat_of_anyone(broker.cluster, broker.address, holder)
+        self.heartbeat_of_anyone(broker.cluster, broker.address, connection)
 
-    @rule(cluster=clusters, address=addresses, holder=holders)
-    def heartbeat_of_anyone(self, cluster: str, address: str, holder: int) -> None:
+    @rule(cluster=clusters, address=addresses, connection=connections)
+    def heartbeat_of_anyone(self, cluster: str, address: str, connection: int) -> None:
         broker = self.model.find(cluster, address)
-        events = self.table.renew(BrokerKey(cluster, address), holder=holder, now=self.now)
+        events = self.table.renew(BrokerKey(cluster, address), connection=connection, now=self.now)
         assert (events is None) == (broker is None)
         if broker is not None and events is not None:
             assert len(events) == (not broker.confirmed)
-            broker.renew(self.now, holder)
+            broker.renew(self.now, connection)
             self.see(events, self.model.smallest())
 
     @rule()
     def restart(self) -> None:
-        """What brokers said is known as before; who held them, and until when, is not."""
-        content = b"".join(encode_snapshot(self.table.image(self.now), server_id="model", sequence=0, wall_ms=0))
-        self.table, self.mirror = RouteTable(), Mirror()
+        """Registrations are restored; connections and expiry times are not."""
+        content = b"".join(encode_snapshot(self.table.snapshot(self.now), server_id="model", sequence=0, wall_ms=0))
+        self.table, self.mirror = RouteTable(topics_a_step=self.topics_a_step), Mirror()
         events = self.table.restore(decode_snapshot(content)[1], lease_s=RESTORED_LEASE_S, now=self.now)
         assert {event.cause for event in events} <= {Cause.RESTORED}
         self.replay.apply(record_decoder.decode(encode(Numbered(0, 0, 0, ServerStarted("", 0, 0)), "model")))
         for broker in self.model.brokers:
             left_s = RESTORED_LEASE_S if broker.confirmed else broker.expires_at - self.now
             broker.expires_at = self.now + min(RESTORED_LEASE_S, broker.lease_s, left_s)
-            broker.confirmed, broker.restored, broker.held, broker.holder = False, True, False, NOBODY
+            broker.confirmed, broker.restored, broker.held, broker.connection = False, True, False, NO_CONNECTION
         self.see(events, {})
 
     @rule(share_max=st.sampled_from((0.0, 0.5, 1.0)))
@@ -496,10 +503,13 @@ class RouteTableMachine(RuleBasedStateMachine):
         assert sorted(event.broker_name for event in events) == sorted(broker.name for broker in spared)
         self.see(events, self.model.smallest())
 
-    @rule(holder=holders)
-    def close_holder(self, holder: int) -> None:
-        self.lose([broker for broker in self.model.brokers if broker.holder == holder], self.table.drop_holder(holder))
-        assert self.table.drop_holder(holder) == ()
+    @rule(connection=connections)
+    def close_connection(self, connection: int) -> None:
+        self.lose(
+            [broker for broker in self.model.brokers if broker.connection == connection],
+            self.table.drop_connection(connection),
+        )
+        assert self.table.drop_connection(connection) == ()
 
     @rule(seconds=st.sampled_from((1.0, 4.0, 5.0, 60.0)))
     def expire(self, seconds: float) -> None:
@@ -572,10 +582,10 @@ class RouteTableMachine(RuleBasedStateMachine):
             self.mirror.apply(event)
             self.replay.apply(record_decoder.decode(encode(Numbered(0, 0, 0, event), "model")))
         left = [event for event in events if isinstance(event, BrokerLeft)]
-        for holder in {event.holder for event in left}:
-            *earlier, last = (event.holder_is_idle for event in left if event.holder == holder)
+        for connection in {event.connection for event in left}:
+            *earlier, last = (event.connection_is_unused for event in left if event.connection == connection)
             assert not any(earlier)
-            assert last == all(broker.holder != holder for broker in self.model.brokers)
+            assert last == all(broker.connection != connection for broker in self.model.brokers)
         expected = {
             name: smallest
             for name, smallest in self.model.smallest().items()
@@ -592,7 +602,7 @@ class RouteTableMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_byte_is_counted_twice_or_forgotten(self) -> None:
-        assert self.table.census(0.0).held_bytes == self.table.image(0.0).held_bytes
+        assert self.table.stats(0.0).registration_bytes == self.table.snapshot(0.0).registration_bytes
 
     @invariant()
     def a_replay_is_the_table(self) -> None:
@@ -606,7 +616,7 @@ class RouteTableMachine(RuleBasedStateMachine):
             assert said.fingerprint is not None
             if self.table.remembers(said):
                 told_again = deepcopy(self.model)
-                told_again.register(said, said.table, broker.holder, self.now, delete_missing=self.delete_missing)
+                told_again.register(said, said.table, broker.connection, self.now, delete_missing=self.delete_missing)
                 told_again.groups = self.model.groups
                 assert mirror_of(told_again) == mirror_of(self.model)
 
@@ -668,14 +678,14 @@ class RouteTableMachine(RuleBasedStateMachine):
         for member in members:
             assert table._leases.find(member.key) is member
             assert table._groups[member.group.name].members[member.broker_id] is member
-            assert member in list(table._leases.held_by(member.holder))
+            assert member in list(table._leases.on_connection(member.connection))
             broker = self.model.find(*member.key)
             assert broker is not None
-            assert (broker.holder, broker.expires_at) == (member.holder, member.expires_at)
-            assert broker.confirmed == member.confirmed == (member.holder != NOBODY)
+            assert (broker.connection, broker.expires_at) == (member.connection, member.expires_at)
+            assert broker.confirmed == member.confirmed == (member.connection != NO_CONNECTION)
         assert sum(len(group.members) for group in table._groups.values()) == len(members)
-        assert sum(len(held) for held in table._leases._by_holder.values()) == len(members)
-        assert all(table._leases._by_holder.values())
+        assert sum(len(held) for held in table._leases._by_connection.values()) == len(members)
+        assert all(table._leases._by_connection.values())
         assert all(table._clusters.values())
         for name, group in table._groups.items():
             assert group.members
@@ -693,47 +703,46 @@ class Begun(NamedTuple):
     """A registration whose preparation goes on while other things happen."""
 
     said: Registration
-    holder: int
+    connection: int
     steps: Generator[None, None, Preparation | None]
 
 
 class InStepsMachine(RouteTableMachine):
     """The same with one topic a step, and with registrations that are prepared while other things happen."""
 
+    topics_a_step = 1
+
     def __init__(self) -> None:
-        self.topics_a_step = table_module.TOPICS_A_STEP
-        table_module.TOPICS_A_STEP = 1  # type: ignore[misc]  # a bound that only this test lowers
         super().__init__()
         self.begun: list[Begun] = []
         self.prepared: Preparation | None = None
 
     def teardown(self) -> None:
         self.abandon_all()
-        table_module.TOPICS_A_STEP = self.topics_a_step  # type: ignore[misc]  # a bound that only this test lowers
         super().teardown()
 
-    def tell(self, said: Registration, holder: int) -> RegistrationOutcome:
+    def tell(self, said: Registration, connection: int) -> RegistrationOutcome:
         prepared, self.prepared = self.prepared, None
         if prepared is None:
             prepared = run_through(self.table.prepare(said, delete_missing_topics=self.delete_missing))
         return self.table.register(
-            said, holder=holder, now=self.now, delete_missing_topics=self.delete_missing, preparation=prepared
+            said, connection=connection, now=self.now, delete_missing_topics=self.delete_missing, preparation=prepared
         )
 
     @rule(
         said=registrations,
-        holder=holders,
+        connection=connections,
         meanwhile=st.lists(st.tuples(st.integers(1, 4), topics, queue_settings, st.integers(0, 4)), max_size=4),
         other=registrations,
     )
     def register_while_its_group_changes(
         self,
         said: Registration,
-        holder: int,
+        connection: int,
         meanwhile: list[tuple[int, str, QueueSettings, int]],
         other: Registration,
     ) -> None:
-        self.begin(said, holder)
+        self.begin(said, connection)
         one = self.begun[-1]
         for steps, topic, given, what in meanwhile:
             self.advance(one, steps)
@@ -743,9 +752,9 @@ class InStepsMachine(RouteTableMachine):
                 case 2:
                     self.register_topic(topic, {said.broker_name: given})
                 case 3:
-                    self.close_holder(holder)
+                    self.close_connection(connection)
                 case _:
-                    self.register(replace(other, broker_name=said.broker_name), 3 - holder)
+                    self.register(replace(other, broker_name=said.broker_name), 3 - connection)
             self.check_all()
         self.advance(one, 100)
 
@@ -757,12 +766,12 @@ class InStepsMachine(RouteTableMachine):
         self.the_books_agree()
 
     @precondition(lambda self: len(self.begun) < 3)
-    @rule(said=registrations, holder=holders)
-    def begin(self, said: Registration, holder: int) -> None:
+    @rule(said=registrations, connection=connections)
+    def begin(self, said: Registration, connection: int) -> None:
         assert said.table is not None
         said = replace(said, fingerprint=repr(said.table).encode())
         steps = self.table.prepare(said, delete_missing_topics=self.delete_missing)
-        self.begun.append(Begun(said, holder, steps))
+        self.begun.append(Begun(said, connection, steps))
 
     @precondition(lambda self: self.begun)
     @rule(data=st.data(), count=st.integers(1, 5))
@@ -786,7 +795,7 @@ class InStepsMachine(RouteTableMachine):
         assert one.said.table is not None
         assert one.said.fingerprint is not None
         self.bodies[one.said.fingerprint] = one.said.table
-        self.hear(one.said, one.holder)
+        self.hear(one.said, one.connection)
 
     @precondition(lambda self: self.begun)
     @rule(data=st.data())

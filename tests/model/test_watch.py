@@ -1,4 +1,4 @@
-"""Watches against a slow and obvious model, in the words in which etcd promises its own.
+"""Watches against a slow and obvious model, with the guarantees that etcd gives for its watches.
 
 The model keeps every change there ever was. After random changes, watches, ends of time, lost connections, resumptions,
 compactions and restarts:
@@ -31,7 +31,7 @@ WATCHERS = range(4)
 NAMES_MAX = 6
 """So few that compaction is a matter of a few changes."""
 ANSWER_CHARS_MAX = 3
-"""So few that many answers do not tell all."""
+"""So few that many responses are incomplete."""
 
 some_topics = st.sets(st.sampled_from(TOPICS), min_size=1)
 watchers = st.sampled_from(WATCHERS)
@@ -39,7 +39,7 @@ watchers = st.sampled_from(WATCHERS)
 
 @dataclass
 class Watcher:
-    """A client: what it watches, how far it has heard, and everything it was ever told in this life of the server."""
+    """A client: its topics, its bookmark, and all changes it received in this run of the server."""
 
     connection: int
     topics: tuple[str, ...] | None = None
@@ -73,12 +73,12 @@ class WatchMachine(RuleBasedStateMachine):
     @rule(topics=some_topics)
     def change(self, topics: set[str]) -> None:
         self.changes.append((self.history.revision + 1, frozenset(topics)))
-        self.watches.note(topics, 5)
+        self.watches.publish(topics, 5)
 
     @rule()
     def change_all(self) -> None:
         self.changes.append((self.history.revision + 1, None))
-        self.watches.note_all()
+        self.watches.publish_all()
 
     @rule(at=watchers, topics=st.none() | some_topics)
     def begin(self, at: int, topics: set[str] | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lines import AsyncLine, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.servers import LOOPS, Running, running
 
 
@@ -38,7 +38,7 @@ async def nameserver(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 @pytest.fixture
-async def line(nameserver: Running) -> AsyncIterator[AsyncLine]:
+async def line(nameserver: Running) -> AsyncIterator[AsyncConnection]:
     """A connection to that name server."""
-    async with line_to(nameserver.address) as opened:
+    async with connection_to(nameserver.address) as opened:
         yield opened

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.network.cluster import CLUSTER, MASTER
-from tests.support.lines import Ear, ear
+from tests.support.connections import ListeningBroker, listening_broker
 from tests.support.raw import Command, Registration
 
 
@@ -19,11 +19,11 @@ def at(address: str, broker_id: int, *, broker: str = "broker-a", acting: bool =
 
 
 @asynccontextmanager
-async def ears(count: int) -> AsyncIterator[list[Ear]]:
+async def listening_brokers(count: int) -> AsyncIterator[list[ListeningBroker]]:
     if count == 0:
         yield []
         return
-    async with ear() as one, ears(count - 1) as others:
+    async with listening_broker() as one, listening_brokers(count - 1) as others:
         yield [one, *others]
 
 

@@ -22,9 +22,10 @@ from skyroute.remoting.tls_settings import TlsSettings
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Form, encode
 from tests.support.raw import Request as RawRequest
+from tests.support.waiting import eventually
 
 GREET, WAIT, ECHO = 1, 2, 3
 
@@ -86,13 +87,13 @@ async def host() -> AsyncIterator[Host]:
 
 
 @pytest.fixture
-async def guest(host: Host) -> AsyncIterator[AsyncLine]:
-    async with line_to(host.address) as line:
+async def guest(host: Host) -> AsyncIterator[AsyncConnection]:
+    async with connection_to(host.address) as line:
         await line.call(GREET, {"name": "guest"})
         yield line
 
 
-async def reply(line: AsyncLine, opaque: int, body: bytes = b"", code: int = 0) -> None:
+async def reply(line: AsyncConnection, opaque: int, body: bytes = b"", code: int = 0) -> None:
     await line.write(encode(RawRequest(code, body=body), opaque, form=line.form, flag=1))
 
 
@@ -101,7 +102,7 @@ async def reply(line: AsyncLine, opaque: int, body: bytes = b"", code: int = 0) 
 
 @pytest.mark.parametrize("form", ["json", "binary"])
 async def test_a_one_way_request_is_sent_to_a_peer(host: Host, form: Form) -> None:
-    async with line_to(host.address, form=form) as line:
+    async with connection_to(host.address, form=form) as line:
         await line.call(GREET, {"name": "guest"})
         host.peers["guest"].send_oneway(Request(40, {"consumerGroup": "g"}, body=b"body"))
         heard = await line.receive()
@@ -110,7 +111,7 @@ async def test_a_one_way_request_is_sent_to_a_peer(host: Host, form: Form) -> No
         assert not heard.is_reply
 
 
-async def test_responses_are_matched_to_calls_in_any_order(host: Host, guest: AsyncLine) -> None:
+async def test_responses_are_matched_to_calls_in_any_order(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
     calls = [asyncio.ensure_future(peer.call(Request(39, {"n": str(number)}), 5)) for number in range(3)]
     heard = [await guest.receive() for _ in range(3)]
@@ -124,7 +125,7 @@ async def test_responses_are_matched_to_calls_in_any_order(host: Host, guest: As
     ]
 
 
-async def test_a_peer_can_be_called_while_it_waits_for_our_response(host: Host, guest: AsyncLine) -> None:
+async def test_a_peer_can_be_called_while_it_waits_for_our_response(host: Host, guest: AsyncConnection) -> None:
     waiting = await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 5))
@@ -135,7 +136,7 @@ async def test_a_peer_can_be_called_while_it_waits_for_our_response(host: Host, 
     assert (await guest.answer(waiting)).body == b"done"
 
 
-async def test_a_call_without_a_response_times_out(host: Host, guest: AsyncLine) -> None:
+async def test_a_call_without_a_response_times_out(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
     with pytest.raises(CallTimeoutError, match=r"did not respond to request 39 in 0\.01 s"):
         await peer.call(Request(39), 0.01)
@@ -145,7 +146,7 @@ async def test_a_call_without_a_response_times_out(host: Host, guest: AsyncLine)
     assert (await guest.call(ECHO, body=b"still here")).body == b"still here"
 
 
-async def test_a_response_received_while_the_process_was_stalled_counts(host: Host, guest: AsyncLine) -> None:
+async def test_a_response_received_while_the_process_was_stalled_counts(host: Host, guest: AsyncConnection) -> None:
     call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 1))
     asked = await guest.receive()
     await reply(guest, asked.opaque, b"in time")
@@ -153,7 +154,7 @@ async def test_a_response_received_while_the_process_was_stalled_counts(host: Ho
     assert (await call).body == b"in time"
 
 
-async def test_a_call_fails_when_the_peer_hangs_up(host: Host, guest: AsyncLine) -> None:
+async def test_a_call_fails_when_the_peer_hangs_up(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
     call = asyncio.ensure_future(peer.call(Request(39), 5))
     await guest.receive()
@@ -167,7 +168,7 @@ async def test_a_call_fails_when_the_peer_hangs_up(host: Host, guest: AsyncLine)
     assert host.gone == [peer.connection]
 
 
-async def test_open_calls_to_a_peer_are_limited(host: Host, guest: AsyncLine) -> None:
+async def test_open_calls_to_a_peer_are_limited(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
     calls = [asyncio.ensure_future(peer.call(Request(39), 5)) for _ in range(CALLS_MAX)]
     heard = [await guest.receive() for _ in range(CALLS_MAX)]
@@ -181,9 +182,9 @@ async def test_open_calls_to_a_peer_are_limited(host: Host, guest: AsyncLine) ->
     await another
 
 
-async def test_nothing_is_sent_to_a_peer_that_does_not_read(host: Host, guest: AsyncLine) -> None:
+async def test_nothing_is_sent_to_a_peer_that_does_not_read(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
-    guest.stop_listening()
+    guest.pause_reading()
     asked = [await guest.send(WAIT) for _ in range(16)]
     await eventually(lambda: len(host.waiting) == 16)
     host.give_all(bytes(1 << 20))
@@ -191,7 +192,7 @@ async def test_nothing_is_sent_to_a_peer_that_does_not_read(host: Host, guest: A
     peer.send_oneway(Request(40))
     with pytest.raises(CallTimeoutError, match="has too many open calls"):
         await peer.call(Request(39), 5)
-    guest.listen_again()
+    guest.resume_reading()
     assert [len((await guest.answer(opaque)).body) for opaque in asked] == [1 << 20] * 16
     assert (await guest.call(ECHO)).code == ResponseCode.SUCCESS
     assert guest.strays == []
@@ -200,32 +201,32 @@ async def test_nothing_is_sent_to_a_peer_that_does_not_read(host: Host, guest: A
 # ------------------------------------------------------------------------------------------------------ answering later
 
 
-async def test_deferred_responses_reach_their_requests(host: Host, guest: AsyncLine) -> None:
+async def test_deferred_responses_reach_their_requests(host: Host, guest: AsyncConnection) -> None:
     asked = [await guest.send(WAIT) for _ in range(3)]
     assert (await guest.call(ECHO, body=b"meanwhile")).body == b"meanwhile"
     host.give_all()
     assert [(await guest.answer(opaque)).body for opaque in asked] == [b"0", b"1", b"2"]
 
 
-async def test_a_one_way_request_gets_no_deferred_response(host: Host, guest: AsyncLine) -> None:
-    await guest.tell(WAIT)
+async def test_a_one_way_request_gets_no_deferred_response(host: Host, guest: AsyncConnection) -> None:
+    await guest.send_oneway(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     host.give_all()
     assert (await guest.call(ECHO, body=b"next")).body == b"next"
     assert guest.strays == []
 
 
-async def test_a_deferred_response_for_a_closed_connection_is_dropped(host: Host, guest: AsyncLine) -> None:
+async def test_a_deferred_response_for_a_closed_connection_is_dropped(host: Host, guest: AsyncConnection) -> None:
     await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     guest.abort()
     await eventually(lambda: len(host.gone) == 1)
     host.give_all()
-    async with line_to(host.address) as other:
+    async with connection_to(host.address) as other:
         assert (await other.call(ECHO)).code == ResponseCode.SUCCESS
 
 
-async def test_a_deferred_response_given_just_before_the_stop_is_sent(host: Host, guest: AsyncLine) -> None:
+async def test_a_deferred_response_given_just_before_the_stop_is_sent(host: Host, guest: AsyncConnection) -> None:
     asked = await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     host.give_all(b"just in time")
@@ -237,7 +238,7 @@ async def test_a_deferred_response_given_just_before_the_stop_is_sent(host: Host
     not str(pending_responses.__file__).endswith(".py"), reason="compiled code has its constants inlined"
 )
 async def test_reading_pauses_above_the_limit_of_deferred_responses(
-    host: Host, guest: AsyncLine, monkeypatch: pytest.MonkeyPatch
+    host: Host, guest: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_responses, "DEFERRED_MAX", 2)
     asked = [await guest.send(WAIT) for _ in range(2)]
@@ -250,8 +251,8 @@ async def test_reading_pauses_above_the_limit_of_deferred_responses(
 
 
 async def test_too_many_unread_deferred_responses_close_the_connection() -> None:
-    async with hosted(Limits(unsent_bytes_max=4 << 20)) as host, line_to(host.address) as slow:
-        slow.stop_listening()
+    async with hosted(Limits(unsent_bytes_max=4 << 20)) as host, connection_to(host.address) as slow:
+        slow.pause_reading()
         for _ in range(40):
             await slow.send(WAIT)
         await eventually(lambda: len(host.waiting) == 40)
@@ -273,7 +274,7 @@ async def test_a_bound_server_refuses_connections_until_it_serves() -> None:
         await asyncio.open_connection("127.0.0.1", port)
     await host.server.serve()
     assert host.server.port == port
-    async with line_to(host.address) as line:
+    async with connection_to(host.address) as line:
         assert (await line.call(ECHO, body=b"now")).body == b"now"
     await host.server.stop()
 
@@ -286,7 +287,7 @@ async def test_a_bound_address_that_another_server_took_cannot_be_served() -> No
     with pytest.raises(BindError, match="Is another server running there"):
         await other.server.serve()
     await other.server.stop()
-    async with line_to(host.address) as line:
+    async with connection_to(host.address) as line:
         assert (await line.call(ECHO, body=b"ours")).body == b"ours"
     await host.server.stop()
 
@@ -301,7 +302,9 @@ async def test_an_address_has_one_server() -> None:
     await host.server.stop()
 
 
-async def test_an_aborted_server_sends_no_responses_and_reports_no_disconnects(host: Host, guest: AsyncLine) -> None:
+async def test_an_aborted_server_sends_no_responses_and_reports_no_disconnects(
+    host: Host, guest: AsyncConnection
+) -> None:
     asked = await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 5))
@@ -353,7 +356,9 @@ async def test_all_reads_of_a_turn_are_processed_before_the_first_write_up_to_th
     assert answered_before == [0] * BATCH_MAX + [BATCH_MAX] * more
 
 
-async def test_a_response_is_sent_if_the_connection_is_closed_in_the_same_turn(host: Host, guest: AsyncLine) -> None:
+async def test_a_response_is_sent_if_the_connection_is_closed_in_the_same_turn(
+    host: Host, guest: AsyncConnection
+) -> None:
     connection = next(iter(host.server._connections.values()))
 
     def answer_and_close(_request: Request, _peer: Peer) -> Response:
@@ -375,7 +380,7 @@ async def test_a_request_gets_its_response_after_the_end_of_the_stream(host: Hos
         await eventually(lambda: not host.server._connections)
 
 
-async def test_a_request_to_the_peer_does_not_overtake_an_earlier_response(host: Host, guest: AsyncLine) -> None:
+async def test_a_request_to_the_peer_does_not_overtake_an_earlier_response(host: Host, guest: AsyncConnection) -> None:
     peer = host.peers["guest"]
 
     def answer_and_ask(request: Request, _peer: Peer) -> Response:

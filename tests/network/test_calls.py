@@ -9,7 +9,7 @@ import pytest
 
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.cluster import CLUSTER, MASTER, SLAVE, register
-from tests.support.lines import line_to
+from tests.support.connections import connection_to
 from tests.support.raw import VERSION_4, VERSION_5, Command, Form, Registration, Request, Topic, compact
 from tests.support.servers import Running
 
@@ -75,7 +75,7 @@ VERSIONS = {4: VERSION_4, 5: VERSION_5}
 
 async def test_every_call_has_a_test(nameserver: Running) -> None:
     """Whatever code there is, either it is in the list above, or this server does not know it."""
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         unknown = {
             code for code in RequestCode if (await line.call(int(code))).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         }
@@ -84,7 +84,7 @@ async def test_every_call_has_a_test(nameserver: Running) -> None:
 
 async def ask(nameserver: Running, generation: int, form: Form, request: Request) -> Command:
     """Prepare the server as a peer of this kind would, and ask."""
-    async with line_to(nameserver.address, form=form) as line:
+    async with connection_to(nameserver.address, form=form) as line:
         await register(line, BROKER.but(generation=generation))
         await line.call(100, {"namespace": "ns", "key": "key", "value": "välue"})
         answer = await line.call(request)

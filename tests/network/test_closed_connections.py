@@ -15,9 +15,10 @@ from skyroute.remoting.connection import Connection
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.frame import FrameDecoder
 from tests.network.certificates import client_that_trusts_anyone
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Request, encode
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 HALF = encode(Request(105, {"topic": "T"}, bytes(1_000_000)), 1)[:500_000]
 WHOLE = encode(Request(105, {"topic": "T"}), 1)
@@ -39,9 +40,9 @@ def alive(kind: type) -> int:
 
 
 @asynccontextmanager
-async def five_lines(here: Running, tls: ssl.SSLContext | None = None) -> AsyncIterator[list[AsyncLine]]:
+async def five_lines(here: Running, tls: ssl.SSLContext | None = None) -> AsyncIterator[list[AsyncConnection]]:
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(line_to(here.address, tls=tls)) for _ in range(5)]
+        yield [await stack.enter_async_context(connection_to(here.address, tls=tls)) for _ in range(5)]
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
@@ -95,7 +96,7 @@ async def test_a_connection_is_freed_when_its_peer_breaks_the_protocol(tmp_path:
 
 
 async def test_a_closing_connection_counts_no_input(tmp_path: Path) -> None:
-    async with running(tmp_path) as here, line_to(here.address) as line:
+    async with running(tmp_path) as here, connection_to(here.address) as line:
         await line.write(HALF)
         await eventually(lambda: here.buffered_bytes > 0)
         (connection,) = here.remoting._connections.values()
@@ -105,7 +106,7 @@ async def test_a_closing_connection_counts_no_input(tmp_path: Path) -> None:
 
 async def test_a_connection_is_freed_while_its_peer_is_still_referenced(tmp_path: Path) -> None:
     async with running(tmp_path) as here:
-        async with line_to(here.address) as line:
+        async with connection_to(here.address) as line:
             await line.call(206)
             (peer,) = (connection.peer for connection in here.remoting._connections.values())
             await line.write(HALF)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, OTHER, addresses, register, route, topics
-from tests.support.lines import AsyncLine, Ear, ear, eventually, line_to, until
+from tests.support.connections import AsyncConnection, ListeningBroker, connection_to, listening_broker
 from tests.support.raw import Registration, Topic
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 PRODUCTION: Registration = OTHER.but(topics=(Topic("TopicA"), Topic("OnlyThere")))
 THERE = {"broker-b": {"0": "10.0.0.3:10911"}}
@@ -31,45 +33,47 @@ async def environments(folder: Path, *more: str) -> AsyncIterator[tuple[Running,
 
 
 @pytest.fixture
-async def both(tmp_path: Path) -> AsyncIterator[tuple[AsyncLine, AsyncLine]]:
+async def both(tmp_path: Path) -> AsyncIterator[tuple[AsyncConnection, AsyncConnection]]:
     """A line to a test environment that knows `MASTER`, and one to a production environment that knows `PRODUCTION`."""
     async with (
         environments(tmp_path) as (test, production),
-        line_to(test.address) as here,
-        line_to(production.address) as there,
+        connection_to(test.address) as here,
+        connection_to(production.address) as there,
     ):
         await register(here, MASTER)
         await register(there, PRODUCTION)
         yield here, there
 
 
-async def test_brokers_register_here_as_usual(both: tuple[AsyncLine, AsyncLine]) -> None:
+async def test_brokers_register_here_as_usual(both: tuple[AsyncConnection, AsyncConnection]) -> None:
     here, _ = both
     assert await topics(here) == ["TopicA", "TopicB"]
-    assert (await here.call(106)).code == 0
+    assert (await here.call(106)).code == ResponseCode.SUCCESS
 
 
-async def test_what_is_known_here_is_told_from_here(both: tuple[AsyncLine, AsyncLine]) -> None:
+async def test_a_topic_of_the_test_environment_has_its_own_route(both: tuple[AsyncConnection, AsyncConnection]) -> None:
     here, _ = both
     assert await addresses(here) == {"broker-a": {"0": "10.0.0.1:10911"}}
 
 
-async def test_what_is_unknown_here_is_told_from_there(both: tuple[AsyncLine, AsyncLine]) -> None:
+async def test_an_unknown_topic_has_the_route_of_production(both: tuple[AsyncConnection, AsyncConnection]) -> None:
     here, there = both
     assert await addresses(here, "OnlyThere") == THERE
     await there.call(PRODUCTION.unregistration)
-    assert (await route(here, "OnlyThere")).code == 17
+    assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_what_nobody_knows_has_no_route(both: tuple[AsyncLine, AsyncLine]) -> None:
+async def test_a_topic_unknown_in_both_environments_has_no_route(both: tuple[AsyncConnection, AsyncConnection]) -> None:
     here, _ = both
     answer = await route(here, "Nowhere")
-    assert answer.code == 17
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert (answer.remark or "").startswith("No topic route info in name server for the topic: Nowhere")
 
 
 @pytest.mark.parametrize("topic", ["TopicA", "OnlyThere"])
-async def test_answers_are_always_in_the_old_dialect(both: tuple[AsyncLine, AsyncLine], topic: str) -> None:
+async def test_responses_are_always_in_the_legacy_dialect(
+    both: tuple[AsyncConnection, AsyncConnection], topic: str
+) -> None:
     here, _ = both
     for version in (399, 479):
         assert '"brokerAddrs":{0:"' in (await route(here, topic, version=version)).text
@@ -77,7 +81,7 @@ async def test_answers_are_always_in_the_old_dialect(both: tuple[AsyncLine, Asyn
 
 async def test_order_config_is_always_told_and_readiness_never_awaited(tmp_path: Path) -> None:
     waiting = running(tmp_path, cluster_test_mode=True, wait_for_brokers=True)
-    async with waiting as here, line_to(here.address) as line:
+    async with waiting as here, connection_to(here.address) as line:
         await register(line, MASTER)
         await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:4"})
         assert (await route(line)).value["orderTopicConf"] == "broker-a:4"
@@ -86,13 +90,13 @@ async def test_order_config_is_always_told_and_readiness_never_awaited(tmp_path:
 async def test_without_a_production_environment_the_unknown_stays_unknown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(tmp_path, cluster_test_mode=True) as here, line_to(here.address) as line:
+    async with running(tmp_path, cluster_test_mode=True) as here, connection_to(here.address) as line:
         assert (await route(line, "OnlyThere")).code == 17
-    assert "clusterTest is on and no other name server is known" in caplog.text
+    assert "clusterTest has no production name servers" in caplog.text
 
 
-async def test_many_questions_wait_for_production_at_once_and_each_gets_its_own_answer(
-    both: tuple[AsyncLine, AsyncLine],
+async def test_many_requests_wait_for_production_at_once_and_each_gets_its_own_answer(
+    both: tuple[AsyncConnection, AsyncConnection],
 ) -> None:
     here, there = both
     names = [f"Topic{number}" for number in range(50)]
@@ -102,102 +106,103 @@ async def test_many_questions_wait_for_production_at_once_and_each_gets_its_own_
     assert [answer.code for answer in answers] == [0] * 50 + [17]
 
 
-async def test_later_requests_do_not_wait_for_one_that_asks_production(tmp_path: Path) -> None:
-    async with silent_upstream(tmp_path) as (test, deaf), line_to(test.address) as line:
+async def test_later_requests_do_not_wait_for_a_forwarded_one(tmp_path: Path) -> None:
+    async with silent_upstream(tmp_path) as (test, deaf), connection_to(test.address) as line:
         question = await line.send(105, {"topic": "OnlyThere"})
-        await deaf.hear()
+        await deaf.receive()
         await register(line, MASTER)
         assert await topics(line) == ["TopicA", "TopicB"]
         deaf.hang_up()
-        assert (await line.answer(question)).code == 17
+        assert (await line.answer(question)).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 # Production is away
 
 
-async def test_production_that_is_away_is_as_if_it_knew_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with ear() as gone:
+async def test_an_unreachable_production_has_no_routes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with listening_broker() as gone:
         pass
-    async with environments(tmp_path, gone.address) as (test, production), line_to(production.address) as there:
+    async with environments(tmp_path, gone.address) as (test, production), connection_to(production.address) as there:
         await register(there, PRODUCTION)
-        async with line_to(test.address) as here:
+        async with connection_to(test.address) as here:
             assert await addresses(here, "OnlyThere") == THERE  # the next in line was asked
             await production.server.stop()
-            assert (await route(here, "OnlyThere")).code == 17
-            assert (await route(here, "OnlyThere")).code == 17
+            assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
+            assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
             await register(here, MASTER)
             assert await addresses(here) == {"broker-a": {"0": "10.0.0.1:10911"}}
-    assert f"production name server does not answer address={gone.address}" in caplog.text
+    assert f"production name server does not respond address={gone.address}" in caplog.text
 
 
-async def test_production_that_comes_back_is_asked_again(tmp_path: Path) -> None:
-    async with environments(tmp_path) as (test, production), line_to(test.address) as here:
-        async with line_to(production.address) as there:
+async def test_a_production_server_that_returns_is_used_again(tmp_path: Path) -> None:
+    async with environments(tmp_path) as (test, production), connection_to(test.address) as here:
+        async with connection_to(production.address) as there:
             await register(there, PRODUCTION)
             assert await addresses(here, "OnlyThere") == THERE
         port = int(production.address.rpartition(":")[2])
         await production.server.stop()
-        assert (await route(here, "OnlyThere")).code == 17
-        async with running(tmp_path / "production", listen_port=port) as again, line_to(again.address) as there:
+        assert (await route(here, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
+        async with running(tmp_path / "production", listen_port=port) as again, connection_to(again.address) as there:
             await register(there, PRODUCTION)
             assert await addresses(here, "OnlyThere") == THERE
 
 
-async def test_production_that_never_answers_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with silent_upstream(tmp_path, timeout_ms=50) as (test, _), line_to(test.address) as line:
+async def test_a_production_server_that_does_not_respond_times_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with silent_upstream(tmp_path, timeout_ms=50) as (test, _), connection_to(test.address) as line:
         assert (await route(line, "OnlyThere")).code == 17
     assert "did not respond to request 105" in caplog.text
 
 
-# The asker leaves before the answer
+# The client disconnects before the response
 
 
 @asynccontextmanager
-async def silent_upstream(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[tuple[Running, Ear]]:
+async def silent_upstream(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[tuple[Running, ListeningBroker]]:
     """A test environment whose production hears every question and answers none."""
-    async with ear() as deaf:
+    async with listening_broker() as deaf:
         asking = running(folder, upstream=[deaf.address], cluster_test_mode=True, connect_timeout_s=timeout_ms / 1000)
         async with asking as test:
             yield test, deaf
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-async def test_an_asker_that_leaves_before_the_answer_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
+async def test_an_client_that_leaves_before_the_answer_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
     async with silent_upstream(tmp_path) as (test, deaf):
-        async with line_to(test.address) as asker:
+        async with connection_to(test.address) as asker:
             for _ in range(3):
                 await asker.send(105, {"topic": "OnlyThere"})
-                await deaf.hear()
+                await deaf.receive()
             if end == "abort":
                 asker.abort()
         await eventually(lambda: test.connections == 0)
-        deaf.hang_up()  # now the questions end, with nobody left to tell
+        deaf.hang_up()  # now the forwarded requests end, and their client is gone
         await eventually(lambda: len(test.remoting._tasks) == 1)  # the sweep alone is left
         assert (test.buffered_bytes, test.unsent_bytes) == (0, 0)
-        async with line_to(test.address) as line:
+        async with connection_to(test.address) as line:
             assert await topics(line) == []
-    gc.collect()  # a forgotten exception is reported by whoever collects it
+    gc.collect()  # an exception that was never retrieved is reported here
 
 
 async def test_a_server_that_stops_does_not_wait_for_production(tmp_path: Path) -> None:
-    async with silent_upstream(tmp_path) as (test, deaf), line_to(test.address) as line:
+    async with silent_upstream(tmp_path) as (test, deaf), connection_to(test.address) as line:
         await line.send(105, {"topic": "OnlyThere"})
-        await deaf.hear()
+        await deaf.receive()
         async with asyncio.timeout(5):
             await test.server.stop()
         await line.until_closed()
+        await eventually(lambda: test.connections == 0)
     gc.collect()
 
 
 async def test_a_connection_waits_for_a_bounded_number_of_answers(tmp_path: Path) -> None:
-    async with silent_upstream(tmp_path) as (test, deaf), line_to(test.address) as line:
+    async with silent_upstream(tmp_path) as (test, deaf), connection_to(test.address) as line:
         asked = [await line.send(105, {"topic": "OnlyThere"}) for _ in range(1500)]
         for _ in range(1024):
-            await deaf.hear()
+            await deaf.receive()
         await register_elsewhere(test)
-        assert deaf.is_silent
+        assert deaf.is_drained
         deaf.hang_up()
 
         async def hang_up_again() -> bool:
@@ -205,7 +210,7 @@ async def test_a_connection_waits_for_a_bounded_number_of_answers(tmp_path: Path
             return len(line.strays) >= len(asked)
 
         collecting = asyncio.create_task(collect(line, len(asked)))
-        await until(hang_up_again)
+        await eventually(hang_up_again)
         await collecting
         assert sorted(answer.opaque for answer in line.strays) == asked
         assert {answer.code for answer in line.strays} == {17}
@@ -213,10 +218,10 @@ async def test_a_connection_waits_for_a_bounded_number_of_answers(tmp_path: Path
 
 async def register_elsewhere(test: Running) -> None:
     """Another connection is served meanwhile."""
-    async with line_to(test.address) as other:
+    async with connection_to(test.address) as other:
         await register(other, MASTER)
 
 
-async def collect(line: AsyncLine, count: int) -> None:
+async def collect(line: AsyncConnection, count: int) -> None:
     while len(line.strays) < count:
         line.strays.append(await line.receive())

@@ -8,7 +8,7 @@ import pytest
 
 from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import CLUSTER, MASTER, NOWHERE, OTHER, SLAVE, addresses, register, topics, world
-from tests.support.lines import AsyncLine, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import VERSION_4, VERSION_5, Form, Request, encode, frame
 from tests.support.servers import Running
 
@@ -24,7 +24,7 @@ FORMS: tuple[Form, ...] = ("json", "binary")
 async def test_an_unknown_code_gets_apaches_text_with_its_leading_blank(
     nameserver: Running, form: Form, version: int
 ) -> None:
-    async with line_to(nameserver.address, form=form) as line:
+    async with connection_to(nameserver.address, form=form) as line:
         answer = await line.call(Request(9999, {"topic": "TopicA"}, b"body", version))
         assert (answer.code, answer.remark, answer.form) == (3, " request type 9999 not supported", form)
         assert (answer.fields, answer.body) == ({}, b"")
@@ -33,17 +33,17 @@ async def test_an_unknown_code_gets_apaches_text_with_its_leading_blank(
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_one_way_request_is_processed_without_a_response(nameserver: Running, form: Form) -> None:
-    async with line_to(nameserver.address, form=form) as line:
-        await line.tell(MASTER.request)
-        await line.tell(9999)
-        await line.tell(103, {"brokerName": "broker-b"})
-        await line.tell(105, {"topic": "TopicA"})
-        await line.tell(318, body=b"listenPort=none")
+    async with connection_to(nameserver.address, form=form) as line:
+        await line.send_oneway(MASTER.request)
+        await line.send_oneway(9999)
+        await line.send_oneway(103, {"brokerName": "broker-b"})
+        await line.send_oneway(105, {"topic": "TopicA"})
+        await line.send_oneway(318, body=b"listenPort=none")
         assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
         assert line.strays == []
 
 
-async def test_a_response_from_a_peer_is_dropped(line: AsyncLine) -> None:
+async def test_a_response_from_a_peer_is_dropped(line: AsyncConnection) -> None:
     await register(line, MASTER)
     for flag in (1, 3):
         await line.send(MASTER.unregistration, flag=flag)
@@ -54,7 +54,7 @@ async def test_a_response_from_a_peer_is_dropped(line: AsyncLine) -> None:
 # Order
 
 
-async def test_pipelined_requests_take_effect_in_order(line: AsyncLine) -> None:
+async def test_pipelined_requests_take_effect_in_order(line: AsyncConnection) -> None:
     question = Request(105, {"topic": "TopicA"})
     conversation = [
         question,
@@ -86,7 +86,7 @@ async def test_pipelined_requests_take_effect_in_order(line: AsyncLine) -> None:
     assert seen == [master, {**master, **slave}, slave]
 
 
-async def test_requests_may_be_cut_anywhere_and_glued_together(line: AsyncLine) -> None:
+async def test_requests_may_be_cut_anywhere_and_glued_together(line: AsyncConnection) -> None:
     stream = b"".join(encode(request, at) for at, request in enumerate([MASTER.request, OTHER.request] * 4))
     for at in range(0, len(stream), 7):
         await line.write(stream[at : at + 7])
@@ -94,7 +94,7 @@ async def test_requests_may_be_cut_anywhere_and_glued_together(line: AsyncLine) 
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}, "broker-b": {"0": "10.0.0.3:10911"}}
 
 
-async def test_both_header_forms_may_be_mixed_on_one_connection(line: AsyncLine) -> None:
+async def test_both_header_forms_may_be_mixed_on_one_connection(line: AsyncConnection) -> None:
     await line.write(encode(Request(206), 1, form="binary") + encode(Request(206), 2) + encode(Request(206), 3))
     assert [((answer := await line.receive()).opaque, answer.form) for _ in range(3)] == [
         (1, "binary"),
@@ -103,8 +103,8 @@ async def test_both_header_forms_may_be_mixed_on_one_connection(line: AsyncLine)
     ]
 
 
-async def test_two_connections_may_use_the_same_request_ids(nameserver: Running, line: AsyncLine) -> None:
-    async with line_to(nameserver.address) as other:
+async def test_two_connections_may_use_the_same_request_ids(nameserver: Running, line: AsyncConnection) -> None:
+    async with connection_to(nameserver.address) as other:
         for at in range(3):
             assert await line.send(Request(206)) == await other.send(Request(304)) == at + 1
         for at in range(3):
@@ -112,7 +112,7 @@ async def test_two_connections_may_use_the_same_request_ids(nameserver: Running,
             assert (await other.answer(at + 1)).value == {"topicList": []}
 
 
-async def test_a_request_in_two_reads_gets_its_response_after_the_second(line: AsyncLine) -> None:
+async def test_a_request_in_two_reads_gets_its_response_after_the_second(line: AsyncConnection) -> None:
     whole = encode(MASTER.request, 1)
     await line.write(encode(Request(206), 0) + whole[:-1])
     assert (await line.receive()).opaque == 0
@@ -121,9 +121,9 @@ async def test_a_request_in_two_reads_gets_its_response_after_the_second(line: A
 
 
 async def test_a_peer_that_closes_its_sending_side_gets_its_responses(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         question = await line.send(Request(206))
-        line.say_no_more()
+        line.write_eof()
         assert (await line.answer(question)).code == ResponseCode.SUCCESS
         await line.until_closed()
 
@@ -160,7 +160,7 @@ def refusals(code: int, missing: str) -> set[str]:
 @pytest.mark.parametrize(
     ("code", "missing"), [(code, name) for code, fields in REQUIRED.items() for name in fields], ids=str
 )
-async def test_a_missing_field_is_named_and_nothing_changes(line: AsyncLine, code: int, missing: str) -> None:
+async def test_a_missing_field_is_named_and_nothing_changes(line: AsyncConnection, code: int, missing: str) -> None:
     fields = {name: value for name, value in REQUIRED[code].items() if name != missing}
     answer = await line.call(code, fields, MASTER.body if code == 103 else b"")
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -170,7 +170,7 @@ async def test_a_missing_field_is_named_and_nothing_changes(line: AsyncLine, cod
 
 
 @pytest.mark.parametrize("code", REQUIRED)
-async def test_a_request_without_fields_is_refused_with_a_reason(line: AsyncLine, code: int) -> None:
+async def test_a_request_without_fields_is_refused_with_a_reason(line: AsyncConnection, code: int) -> None:
     for header in (f'{{"code":{code},"version":479}}', f'{{"code":{code},"extFields":null,"version":479}}'):
         await line.write(frame(header.encode()))
         answer = await line.receive()
@@ -190,7 +190,7 @@ async def test_a_request_without_fields_is_refused_with_a_reason(line: AsyncLine
     ],
 )
 async def test_a_malformed_number_is_refused_with_the_name_of_its_field(
-    line: AsyncLine, code: int, field: str, value: str
+    line: AsyncConnection, code: int, field: str, value: str
 ) -> None:
     fields = {**MASTER.request.fields, field: value}
     answer = await line.call(code, fields, MASTER.body if code == 103 else b"")
@@ -210,7 +210,7 @@ async def test_a_malformed_number_is_refused_with_the_name_of_its_field(
     ],
 )
 async def test_a_name_that_could_forge_a_log_line_is_refused(
-    line: AsyncLine, caplog: pytest.LogCaptureFixture, code: int, field: str
+    line: AsyncConnection, caplog: pytest.LogCaptureFixture, code: int, field: str
 ) -> None:
     forged = "x\nERROR all is lost\x1b[2J"
     fields = {**MASTER.request.fields, "topic": "TopicA", "cluster": CLUSTER, field: forged}
@@ -222,7 +222,7 @@ async def test_a_name_that_could_forge_a_log_line_is_refused(
 
 
 async def test_repeated_errors_of_a_peer_do_not_flood_the_log(
-    line: AsyncLine, caplog: pytest.LogCaptureFixture
+    line: AsyncConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(20):
         assert (await line.call(105)).code == ResponseCode.SYSTEM_ERROR
@@ -230,16 +230,18 @@ async def test_repeated_errors_of_a_peer_do_not_flood_the_log(
     assert [record.getMessage().startswith("request refused") for record in warned] == [True] * 5  # 1, 2, 4, 8, 16
 
 
-async def test_log_limits_are_per_peer(nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_limits_are_per_peer(
+    nameserver: Running, line: AsyncConnection, caplog: pytest.LogCaptureFixture
+) -> None:
     for _ in range(20):
         await line.call(105)
     caplog.clear()
-    async with line_to(nameserver.address) as other:
+    async with connection_to(nameserver.address) as other:
         assert (await other.call(105)).code == ResponseCode.SYSTEM_ERROR
-        assert f"peer={other.own_address}" in caplog.text
+        assert f"peer={other.local_address}" in caplog.text
 
 
-async def test_a_connection_stays_open_after_a_refusal(line: AsyncLine) -> None:
+async def test_a_connection_stays_open_after_a_refusal(line: AsyncConnection) -> None:
     assert (await line.call(105)).remark == "topic is required"
     await register(line, MASTER)
     assert await topics(line) == ["TopicA", "TopicB"]

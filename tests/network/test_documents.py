@@ -1,4 +1,4 @@
-"""What documents say about names, codes, defaults and each other is so."""
+"""Names, codes, defaults and links in the documents are correct."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import skyroute
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
 from skyroute.settings.properties import parse_properties
-from tests.support.shown import ROOT, command_lines, understand, words_of
+from tests.support.shown import ROOT, arguments_of, check_arguments, command_lines
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 COMMANDS = [(document.name, line) for document in DOCUMENTS for line in command_lines(document)]
@@ -39,7 +39,7 @@ def anchors(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_in_documents_have_targets(document: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
         if target.startswith("http"):
             continue
@@ -50,12 +50,12 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize(("document", "line"), COMMANDS)
-def test_a_command_has_only_options_that_there_are(
+def test_a_documented_command_has_only_existing_options(
     document: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever document shows it."""
     monkeypatch.chdir(tmp_path)
-    understand(words_of(line), tmp_path)
+    assert arguments_of(line), document
+    check_arguments(arguments_of(line), tmp_path)
 
 
 def test_commands_are_found_in_documents() -> None:
@@ -69,7 +69,7 @@ def test_the_reference_has_every_public_name() -> None:
     assert sorted(listed) == sorted(set(skyroute.__all__) - {"__version__"})
 
 
-async def test_the_requests_that_the_broker_answers_are_those_that_are_listed(tmp_path: Path) -> None:
+async def test_the_supported_requests_of_the_broker_are_those_listed(tmp_path: Path) -> None:
     listed: set[int] = set()
     for codes, _, answer in rows(section(text_of("docs/compatibility.md"), "## The broker")):
         if answer.startswith("supported"):
@@ -83,7 +83,7 @@ async def test_the_requests_that_the_broker_answers_are_those_that_are_listed(tm
         await broker.stop()
 
 
-def test_bounds_are_where_they_are_said_to_be() -> None:
+def test_documented_bounds_are_in_the_documented_modules() -> None:
     """Names in capitals are constants; others are settings, which the tests of settings know."""
     table = rows(section(text_of("docs/architecture.md"), "## Bounds"))
     assert len(table) > 30
@@ -106,7 +106,7 @@ def test_every_bound_of_the_broker_is_listed() -> None:
             assert name in own_pace or f"`{name}`" in listed, (path.name, name)
 
 
-def test_defaults_of_the_broker_are_those_that_are_listed() -> None:
+def test_documented_defaults_of_the_broker_are_its_defaults() -> None:
     keys = {each.metadata["setting"].key for each in fields(BrokerConfig) if "setting" in each.metadata}
     values = parse_properties(BrokerConfig().render_all())
     checked = 0
@@ -118,3 +118,56 @@ def test_defaults_of_the_broker_are_those_that_are_listed() -> None:
                 assert values[name].lower() == default.lower(), name
                 checked += 1
     assert checked >= 14
+
+
+SOURCE = ROOT / "src" / "skyroute"
+MODULES = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")}
+PACKAGES = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+
+
+def missing_paths(text: str) -> list[str]:
+    """Return the paths in backticks that are not in the tree: modules, and folders of a package.
+
+    `handlers/send.py` may be short for `broker/handlers/send.py`.
+    """
+    missing = []
+    for path in re.findall(r"`([\w/]+\.py|\w+(?:/\w+)+/?)`", text):
+        is_module = path.endswith(".py")
+        if any((folder / path).exists() for folder in (SOURCE, ROOT, ROOT / "examples")):
+            continue
+        if is_module and any(module.endswith(f"/{path}") for module in MODULES):
+            continue
+        if is_module or path.split("/")[0] in PACKAGES:
+            missing.append(path)
+    return missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_paths_in_documents_exist(document: Path) -> None:
+    assert missing_paths(document.read_text(encoding="utf-8")) == []
+
+
+def test_a_path_that_does_not_exist_is_found() -> None:
+    text = "`broker/appender.py`, `handlers/send.py`, `broker/aside.py`, `aside.py`, `broker/aside`, `commitlog/`"
+    assert missing_paths(text) == ["broker/aside.py", "aside.py", "broker/aside"]
+
+
+def test_contributing_lists_every_package_and_test_folder() -> None:
+    listed = text_of("CONTRIBUTING.md")
+    packages = [path.parent.name for path in SOURCE.glob("*/**/__init__.py")]
+    folders = [
+        f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name[0] not in "_."
+    ]
+    assert [name for name in [*packages, *folders] if f"`{name}`" not in listed] == []
+
+
+@pytest.mark.parametrize("title", ["## Log of the name server", "### Log of the broker"])
+def test_log_phrases_of_the_operating_page_are_in_the_source(title: str) -> None:
+    source = "".join((SOURCE / module).read_text(encoding="utf-8") for module in MODULES)
+    phrases = [
+        phrase.split(" …")[0]
+        for listed, _ in rows(section(text_of("docs/operating.md"), title))
+        for phrase in re.findall(r"`([^`]+)`", listed)
+    ]
+    assert len(phrases) > 10
+    assert [phrase for phrase in phrases if phrase not in source] == []

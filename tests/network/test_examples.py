@@ -50,7 +50,7 @@ def run(folder: Path, *words: str | Path, timeout_s: float = TIMEOUT_S) -> list[
     return done.stdout.splitlines()
 
 
-def test_the_demonstration_tells_a_clusters_life(tmp_path: Path) -> None:
+def test_the_demonstration_runs_a_cluster_from_start_to_stop(tmp_path: Path) -> None:
     told = [line.partition(" s  ")[2] for line in run(tmp_path, ROOT / "examples" / "demo.py", timeout_s=DEMO_S)]
     story = [
         r"name-server-\d serves at 127\.0\.0\.1:\d+ \(process \d+\)",
@@ -87,11 +87,11 @@ def test_the_demonstration_tells_a_clusters_life(tmp_path: Path) -> None:
     for promised, line in zip(story, told, strict=False):
         assert re.fullmatch(promised, line), "\n".join(told)
     assert len(told) == len(story)
-    assert len(set(told)) == len(told)  # each of those that come in any order came once
+    assert len(set(told)) == len(told)  # each line came once, in any order
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_an_example_does_what_it_says(name: str, shown_on: Cluster, tmp_path: Path) -> None:
+def test_an_example_prints_what_its_docstring_shows(name: str, shown_on: Cluster, tmp_path: Path) -> None:
     lines = run(tmp_path, ROOT / "examples" / name, shown_on.name_server_address)
     assert re.fullmatch(PRINTED[name], "".join(f"{line}\n" for line in lines)), lines
 

@@ -26,7 +26,8 @@ from skyroute.wire.fast_path import PreparedResponse
 from tests.network.certificates import client_that_trusts_anyone
 from tests.support import raw
 from tests.support.clock import ManualClock
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
+from tests.support.waiting import eventually
 
 DEAR, DEARER, CHEAP, LASTING, LONG_CHANGE, EFFECT = range(10001, 10007)
 QUESTION: Final = int(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
@@ -136,20 +137,20 @@ def many(code: int, count: int, *, flag: int = 0) -> bytes:
     return b"".join(raw.encode(raw.Request(code), number, flag=flag) for number in range(1, count + 1))
 
 
-async def be_known(line: AsyncLine) -> None:
+async def be_known(line: AsyncConnection) -> None:
     """Ask for little, often enough that little is expected."""
     for _ in range(30):
         await line.call(CHEAP)
 
 
 @asynccontextmanager
-async def lines(asked: Asked, count: int) -> AsyncIterator[list[AsyncLine]]:
+async def lines(asked: Asked, count: int) -> AsyncIterator[list[AsyncConnection]]:
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(line_to(asked.address)) for _ in range(count)]
+        yield [await stack.enter_async_context(connection_to(asked.address)) for _ in range(count)]
 
 
 async def test_requests_of_a_connection_get_responses_in_order(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         sending = asyncio.ensure_future(line.write(many(DEAR, 3_000)))
         assert [(await line.receive()).opaque for _ in range(3_000)] == list(range(1, 3_001))
         await sending
@@ -181,7 +182,7 @@ async def test_a_cheap_request_is_processed_while_a_hundred_connections_are_expe
             await polite.call(CHEAP)
             assert asked.dear - before <= 3 * A_TURN
         assert asked.dear < 50_000
-        async with line_to(asked.address) as late:
+        async with connection_to(asked.address) as late:
             before = asked.dear
             await late.call(CHEAP)
             assert asked.dear - before <= 6 * A_TURN, "one that came later is answered soon, too"
@@ -201,7 +202,7 @@ async def test_expensive_connections_get_equal_shares(asked: Asked) -> None:
 
 
 async def test_an_expensive_connection_queues_until_it_becomes_cheap(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await be_known(line)
         (connection,) = asked.server._connections.values()
         waits = []
@@ -226,22 +227,22 @@ async def test_cached_responses_count_towards_the_share(asked: Asked) -> None:
 
 
 async def test_requests_get_responses_after_the_end_of_the_stream(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.write(many(DEAR, 300))
-        line.say_no_more()
+        line.write_eof()
         assert [(await line.receive()).opaque for _ in range(300)] == list(range(1, 301))
         await line.until_closed()
     await eventually(lambda: asked.server.connection_count == 0)
 
 
 async def test_requests_over_tls_get_responses_in_order(asked: Asked) -> None:
-    async with line_to(asked.address, tls=client_that_trusts_anyone()) as line:
+    async with connection_to(asked.address, tls=client_that_trusts_anyone()) as line:
         await line.write(many(DEAR, 300))
         assert [(await line.receive()).opaque for _ in range(300)] == list(range(1, 301))
 
 
 async def test_waiting_requests_before_a_malformed_frame_get_responses(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.write(many(DEAR, 300) + bytes(40))
         await line.until_closed()
         assert [stray.opaque for stray in line.strays] == list(range(1, 301))
@@ -251,7 +252,7 @@ async def test_waiting_requests_before_a_malformed_frame_get_responses(asked: As
 
 
 async def test_a_one_way_request_that_only_reads_is_dropped(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.write(many(QUESTION, 100, flag=2))
         assert (await line.call(CHEAP)).code == ResponseCode.SUCCESS
         assert asked.order == []
@@ -260,7 +261,7 @@ async def test_a_one_way_request_that_only_reads_is_dropped(asked: Asked) -> Non
 
 
 async def test_a_one_way_request_with_an_effect_is_processed(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.write(many(EFFECT, 100, flag=2))
         assert (await line.call(CHEAP)).code == ResponseCode.SUCCESS
         assert len(asked.order) == 100
@@ -280,13 +281,13 @@ async def test_long_work_that_only_reads_is_cancelled_with_its_connection(asked:
     await eventually(lambda: asked.server.buffered_bytes == 0)
     assert asked.closed[0] == number
     done = len(asked.order)
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.call(CHEAP)
         assert len(asked.order) == done
 
 
 async def test_a_long_change_is_finished_after_its_connection_has_ended(asked: Asked) -> None:
-    async with line_to(asked.address) as line:
+    async with connection_to(asked.address) as line:
         await line.send(LONG_CHANGE)
         await eventually(lambda: asked.change_steps > 3)
     await eventually(lambda: asked.server.connection_count == 0)

@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 
 from skyroute.routing.topology import BrokerKey
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, NEWER, SLAVE, addresses, permissions, register, topics
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Registration, Topic
 from tests.support.servers import Running
+from tests.support.waiting import eventually
 
 
 def is_remembered(nameserver: Running, registration: Registration) -> bool:
@@ -27,7 +29,9 @@ def is_remembered(nameserver: Running, registration: Registration) -> bool:
 
 
 @pytest.mark.parametrize("generation", [3, 4, 5])
-async def test_an_unchanged_heartbeat_is_recognised(nameserver: Running, line: AsyncLine, generation: int) -> None:
+async def test_an_unchanged_heartbeat_is_recognised(
+    nameserver: Running, line: AsyncConnection, generation: int
+) -> None:
     broker: Registration = MASTER.but(generation=generation)
     assert not is_remembered(nameserver, broker)
     await register(line, broker)
@@ -39,7 +43,7 @@ async def test_an_unchanged_heartbeat_is_recognised(nameserver: Running, line: A
 
 
 async def test_a_topic_that_was_deleted_comes_back_with_the_next_heartbeat(
-    nameserver: Running, line: AsyncLine
+    nameserver: Running, line: AsyncConnection
 ) -> None:
     await register(line, MASTER)
     await line.call(216, {"topic": "TopicA"})
@@ -50,8 +54,8 @@ async def test_a_topic_that_was_deleted_comes_back_with_the_next_heartbeat(
     assert is_remembered(nameserver, MASTER)
 
 
-async def test_a_recognised_heartbeat_renews_the_lease_and_takes_the_header_at_its_word(
-    nameserver: Running, line: AsyncLine
+async def test_a_recognised_registration_renews_the_lease_and_applies_its_header(
+    nameserver: Running, line: AsyncConnection
 ) -> None:
     await register(line, MASTER.but(heartbeat_ms=10_000))
     for _ in range(4):
@@ -61,9 +65,9 @@ async def test_a_recognised_heartbeat_renews_the_lease_and_takes_the_header_at_i
     assert (await line.call(105, {"topic": "TopicA"})).value["brokerDatas"][0]["zoneName"] == "z1"
 
 
-async def test_a_recognised_heartbeat_moves_the_broker_to_its_new_connection(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as new:
-        async with line_to(nameserver.address) as old:
+async def test_a_recognised_registration_moves_the_broker_to_its_new_connection(nameserver: Running) -> None:
+    async with connection_to(nameserver.address) as new:
+        async with connection_to(nameserver.address) as old:
             await register(old, MASTER)
             assert is_remembered(nameserver, MASTER)
             await register(new, MASTER)
@@ -71,7 +75,9 @@ async def test_a_recognised_heartbeat_moves_the_broker_to_its_new_connection(nam
         assert await addresses(new) == {"broker-a": {"0": "10.0.0.1:10911"}}
 
 
-async def test_a_recognised_heartbeat_of_a_slave_is_told_of_a_new_master(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_recognised_registration_of_a_slave_returns_a_new_master(
+    nameserver: Running, line: AsyncConnection
+) -> None:
     await register(line, SLAVE)
     await register(line, MASTER)
     await register(line, SLAVE)
@@ -79,7 +85,9 @@ async def test_a_recognised_heartbeat_of_a_slave_is_told_of_a_new_master(nameser
     assert (await line.call(SLAVE.request)).fields == {"haServerAddr": "10.0.0.1:10912", "masterAddr": "10.0.0.1:10911"}
 
 
-async def test_a_broker_that_left_must_be_heard_out_again(nameserver: Running, line: AsyncLine) -> None:
+async def test_the_registration_of_a_broker_that_left_is_decoded_again(
+    nameserver: Running, line: AsyncConnection
+) -> None:
     await register(line, MASTER)
     await line.call(MASTER.unregistration)
     assert not is_remembered(nameserver, MASTER)
@@ -87,12 +95,12 @@ async def test_a_broker_that_left_must_be_heard_out_again(nameserver: Running, l
     assert await topics(line) == ["TopicA", "TopicB"]
 
 
-async def test_a_recognised_body_whose_header_lies_about_its_checksum_is_refused(line: AsyncLine) -> None:
+async def test_a_recognised_body_whose_header_lies_about_its_checksum_is_refused(line: AsyncConnection) -> None:
     await register(line, MASTER)
     assert (await line.call(MASTER.but(crc=1).request)).remark == "crc32 not match"
 
 
-async def test_a_ban_on_writes_outlives_recognised_heartbeats(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_ban_on_writes_outlives_recognised_heartbeats(nameserver: Running, line: AsyncConnection) -> None:
     await register(line, MASTER)
     await line.call(205, {"brokerName": "broker-a"})
     for _ in range(3):
@@ -101,7 +109,7 @@ async def test_a_ban_on_writes_outlives_recognised_heartbeats(nameserver: Runnin
     assert is_remembered(nameserver, MASTER)
 
 
-async def test_a_single_topic_announced_in_between_is_not_lost(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_single_topic_announced_in_between_is_not_lost(nameserver: Running, line: AsyncConnection) -> None:
     await register(line, MASTER)
     queues = '{"brokerName":"broker-a","perm":6,"readQueueNums":2,"topicSysFlag":0,"writeQueueNums":2}'
     await line.call(217, {"topic": "New"}, f'{{"queueDatas":[{queues}]}}'.encode())
@@ -112,12 +120,12 @@ async def test_a_single_topic_announced_in_between_is_not_lost(nameserver: Runni
     assert await topics(line) == ["New", "TopicA", "TopicB"]
 
 
-async def test_a_body_that_does_not_say_its_edition_is_always_a_new_one(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_body_without_a_version_is_always_a_new_version(nameserver: Running, line: AsyncConnection) -> None:
     for permission in (6, 4, 6):
         config = {"topicName": "TopicA", "readQueueNums": 8, "writeQueueNums": 8, "perm": permission}
         body = {"topicConfigSerializeWrapper": {"topicConfigTable": {"TopicA": config, "TopicB": config}}}
         request = replace(MASTER.request, body=json.dumps(body).encode())
         answer = await line.call(replace(request, fields={**request.fields, "bodyCrc32": "0"}))
-        assert answer.code == 0, answer.remark
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
         assert await permissions(line) == {"broker-a": permission}
         nameserver.pass_time(1)

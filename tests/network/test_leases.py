@@ -1,22 +1,26 @@
-"""How long a silent broker is believed, and what ends with its lease."""
+"""Leases of brokers, their renewal and expiry."""
 
 from __future__ import annotations
 
 import pytest
 
 from skyroute.nameserver.housekeeping import LATE_SCANS_MAX
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import CLUSTER, MASTER, OTHER, SLAVE, addresses, register, topics
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Request
 from tests.support.servers import Running
+from tests.support.waiting import eventually
 
 HERE = {"clusterName": CLUSTER, "brokerAddr": "10.0.0.1:10911", "brokerName": "broker-a", "brokerId": "0"}
 HERE_A = {"broker-a": {"0": "10.0.0.1:10911"}}
 SHORT = MASTER.but(heartbeat_ms=10_000)
 
 
-async def test_a_lease_that_runs_out_ends_the_broker_and_its_connection(nameserver: Running, line: AsyncLine) -> None:
-    async with line_to(nameserver.address) as broker:
+async def test_a_lease_that_runs_out_ends_the_broker_and_its_connection(
+    nameserver: Running, line: AsyncConnection
+) -> None:
+    async with connection_to(nameserver.address) as broker:
         await register(broker, MASTER)
         nameserver.pass_time(120, sweeps=False)
         assert await addresses(line) == HERE_A
@@ -26,9 +30,9 @@ async def test_a_lease_that_runs_out_ends_the_broker_and_its_connection(nameserv
     assert await topics(line) == []
 
 
-async def test_a_broker_may_name_a_shorter_lease(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_broker_may_name_a_shorter_lease(nameserver: Running, line: AsyncConnection) -> None:
     await register(line, OTHER)
-    async with line_to(nameserver.address) as broker:
+    async with connection_to(nameserver.address) as broker:
         await register(broker, SHORT)
         nameserver.pass_time(10)
         assert set(await addresses(line)) == {"broker-a", "broker-b"}
@@ -50,21 +54,23 @@ async def test_a_broker_may_name_a_shorter_lease(nameserver: Running, line: Asyn
 )
 @pytest.mark.parametrize("one_way", [False, True])
 async def test_every_kind_of_heartbeat_renews_a_lease(
-    nameserver: Running, line: AsyncLine, sign: Request, one_way: bool
+    nameserver: Running, line: AsyncConnection, sign: Request, one_way: bool
 ) -> None:
     await register(line, SHORT)
     for _ in range(4):
         nameserver.pass_time(8)
         if one_way:
-            await line.tell(sign)
+            await line.send_oneway(sign)
         else:
-            assert (await line.call(sign)).code == 0
+            assert (await line.call(sign)).code == ResponseCode.SUCCESS
         assert await addresses(line) == HERE_A
     assert line.strays == []
 
 
-async def test_other_requests_of_the_same_connection_do_not_renew_a_lease(nameserver: Running, line: AsyncLine) -> None:
-    async with line_to(nameserver.address) as broker:
+async def test_other_requests_of_the_same_connection_do_not_renew_a_lease(
+    nameserver: Running, line: AsyncConnection
+) -> None:
+    async with connection_to(nameserver.address) as broker:
         await register(broker, SHORT)
         for _ in range(3):
             assert await addresses(broker) == HERE_A
@@ -73,36 +79,36 @@ async def test_other_requests_of_the_same_connection_do_not_renew_a_lease(namese
     assert await addresses(line) == {}
 
 
-async def test_a_heartbeat_of_an_unknown_broker_has_no_effect(line: AsyncLine) -> None:
-    assert (await line.call(904, HERE)).code == 0
+async def test_a_heartbeat_of_an_unknown_broker_has_no_effect(line: AsyncConnection) -> None:
+    assert (await line.call(904, HERE)).code == ResponseCode.SUCCESS
     assert (await line.call(322, HERE)).fields == {"changed": "true"}
     assert await addresses(line) == {}
 
 
-async def test_a_heartbeat_may_come_over_another_connection(nameserver: Running, line: AsyncLine) -> None:
-    async with line_to(nameserver.address) as broker:
+async def test_a_heartbeat_may_come_over_another_connection(nameserver: Running, line: AsyncConnection) -> None:
+    async with connection_to(nameserver.address) as broker:
         await register(broker, SHORT)
         for _ in range(4):
             nameserver.pass_time(8)
-            await line.tell(904, HERE)
+            await line.send_oneway(904, HERE)
             assert await addresses(line) == HERE_A
     await eventually(lambda: nameserver.connections == 1)
     assert await addresses(line) == {}  # it was registered over the other one
 
 
-async def test_the_silence_of_one_broker_does_not_cut_off_the_others_of_its_container(
-    nameserver: Running, line: AsyncLine
+async def test_an_expired_broker_does_not_disconnect_the_others_of_its_container(
+    nameserver: Running, line: AsyncConnection
 ) -> None:
     await register(line, SHORT, OTHER)
     for _ in range(4):
         nameserver.pass_time(8)
-        await line.tell(904, OTHER.identity)
+        await line.send_oneway(904, OTHER.identity)
     assert await addresses(line) == {"broker-b": {"0": "10.0.0.3:10911"}}
     assert line.strays == []
 
 
-async def test_when_the_last_broker_of_a_container_falls_silent_its_connection_is_closed(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as container:
+async def test_the_connection_of_a_container_closes_when_its_last_broker_expires(nameserver: Running) -> None:
+    async with connection_to(nameserver.address) as container:
         await register(container, SHORT, OTHER.but(heartbeat_ms=20_000))
         nameserver.pass_time(15)
         assert nameserver.connections == 1
@@ -111,7 +117,7 @@ async def test_when_the_last_broker_of_a_container_falls_silent_its_connection_i
 
 
 async def test_a_broker_that_moved_to_another_connection_is_not_cut_off_by_the_old_one(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as old, line_to(nameserver.address) as new:
+    async with connection_to(nameserver.address) as old, connection_to(nameserver.address) as new:
         await register(old, SHORT)
         await register(new, SHORT)
         nameserver.pass_time(15)
@@ -122,10 +128,10 @@ async def test_a_broker_that_moved_to_another_connection_is_not_cut_off_by_the_o
 # A scan that comes late
 
 
-async def test_a_late_scan_evicts_nobody_before_waiting_heartbeats_are_read(
-    nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture
+async def test_a_late_scan_evicts_no_broker_before_pending_heartbeats_are_read(
+    nameserver: Running, line: AsyncConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with line_to(nameserver.address) as silent:
+    async with connection_to(nameserver.address) as silent:
         await register(line, SHORT)
         await register(silent, OTHER.but(heartbeat_ms=10_000))
         nameserver.clock.advance(300)
@@ -138,8 +144,8 @@ async def test_a_late_scan_evicts_nobody_before_waiting_heartbeats_are_read(
         await silent.until_closed()
 
 
-async def test_a_scan_that_is_a_little_late_does_its_work(nameserver: Running, line: AsyncLine) -> None:
-    async with line_to(nameserver.address) as broker:
+async def test_a_scan_that_is_a_little_late_does_its_work(nameserver: Running, line: AsyncConnection) -> None:
+    async with connection_to(nameserver.address) as broker:
         await register(broker, SHORT)
         for _ in range(3):
             nameserver.clock.advance(5.9)
@@ -147,8 +153,10 @@ async def test_a_scan_that_is_a_little_late_does_its_work(nameserver: Running, l
         assert await addresses(line) == {}
 
 
-async def test_late_scans_in_a_row_do_not_keep_the_dead_alive_for_ever(nameserver: Running, line: AsyncLine) -> None:
-    async with line_to(nameserver.address) as broker:
+async def test_late_scans_in_a_row_do_not_postpone_eviction_for_ever(
+    nameserver: Running, line: AsyncConnection
+) -> None:
+    async with connection_to(nameserver.address) as broker:
         await register(broker, SHORT)
         for _ in range(LATE_SCANS_MAX):
             nameserver.clock.advance(300)
@@ -163,8 +171,8 @@ async def test_late_scans_in_a_row_do_not_keep_the_dead_alive_for_ever(nameserve
         assert await addresses(line) == HERE_A
 
 
-async def test_expired_slave_leaves_its_master_alone(nameserver: Running, line: AsyncLine) -> None:
-    async with line_to(nameserver.address) as slave:
+async def test_expired_slave_leaves_its_master_alone(nameserver: Running, line: AsyncConnection) -> None:
+    async with connection_to(nameserver.address) as slave:
         await register(line, MASTER)
         await register(slave, SLAVE.but(heartbeat_ms=3_000))
         nameserver.pass_time(10)

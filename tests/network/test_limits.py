@@ -12,9 +12,10 @@ import pytest
 
 from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, NOWHERE, OTHER, addresses, register, topics, world
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Command, Form, Request, Topic, encode
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 SUCCESS, NO_TOPIC, ERROR = ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR
 MIB = 1024 * 1024
@@ -42,7 +43,7 @@ def big_registration(count: int = 100_000) -> Request:
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_broker_may_register_a_hundred_thousand_topics(nameserver: Running, form: Form) -> None:
-    async with line_to(nameserver.address, form=form) as line:
+    async with connection_to(nameserver.address, form=form) as line:
         assert (await line.call(big_registration())).code == ResponseCode.SUCCESS
         assert len(nameserver.server.table.topics) == 100_000
         assert await addresses(line, "topic-of-many-099999") == {"broker-a": {"0": "10.0.0.1:10911"}}
@@ -50,7 +51,7 @@ async def test_a_broker_may_register_a_hundred_thousand_topics(nameserver: Runni
 
 
 async def test_requests_after_a_long_registration_see_its_result(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line, line_to(nameserver.address) as other:
+    async with connection_to(nameserver.address) as line, connection_to(nameserver.address) as other:
         last = Request(105, {"topic": "topic-of-many-099999"})
         stream = [last, big_registration(), last, MASTER.unregistration, last]
         asked = [await line.send(request) for request in stream]
@@ -61,7 +62,7 @@ async def test_requests_after_a_long_registration_see_its_result(nameserver: Run
 
 async def test_the_topics_of_a_large_broker_go_at_once_and_their_index_later(nameserver: Running) -> None:
     table = nameserver.server.table
-    async with line_to(nameserver.address) as line, line_to(nameserver.address) as other:
+    async with connection_to(nameserver.address) as line, connection_to(nameserver.address) as other:
         assert (await line.call(big_registration())).code == 0
         await line.close()
         await eventually(lambda: nameserver.connections == 1)
@@ -73,7 +74,7 @@ async def test_the_topics_of_a_large_broker_go_at_once_and_their_index_later(nam
 
 async def test_a_peer_that_hangs_up_during_its_long_registration_leaves_nothing(nameserver: Running) -> None:
     table = nameserver.server.table
-    async with line_to(nameserver.address) as line, line_to(nameserver.address) as other:
+    async with connection_to(nameserver.address) as line, connection_to(nameserver.address) as other:
         await line.send(big_registration())
         await eventually(lambda: not table.is_swept)
         assert await world(other) == NOWHERE
@@ -83,14 +84,14 @@ async def test_a_peer_that_hangs_up_during_its_long_registration_leaves_nothing(
         assert len(table.topics) == 0
 
 
-async def test_a_long_registration_may_be_one_way(line: AsyncLine) -> None:
-    await line.tell(big_registration())
+async def test_a_long_registration_may_be_one_way(line: AsyncConnection) -> None:
+    await line.send_oneway(big_registration())
     assert await addresses(line, "topic-of-many-099999") == {"broker-a": {"0": "10.0.0.1:10911"}}
     assert line.strays == []
 
 
 async def test_long_registrations_over_two_connections_are_kept_apart(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as first, line_to(nameserver.address) as second:
+    async with connection_to(nameserver.address) as first, connection_to(nameserver.address) as second:
         other = {**big_registration().fields, "brokerName": "broker-b", "brokerAddr": "10.0.0.3:10911"}
         asked = [await first.send(big_registration()), await second.send(103, other, big_registration().body)]
         assert [(await first.answer(asked[0])).code, (await second.answer(asked[1])).code] == [0, 0]
@@ -103,7 +104,7 @@ async def test_long_registrations_over_two_connections_are_kept_apart(nameserver
 
 @pytest.mark.parametrize("end", ["close", "abort", "stop"])
 async def test_a_long_registration_is_dropped_when_its_peer_hangs_up(nameserver: Running, end: str) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         await line.send(big_registration())
         if end == "stop":
             await nameserver.server.stop()
@@ -112,7 +113,7 @@ async def test_a_long_registration_is_dropped_when_its_peer_hangs_up(nameserver:
         if end == "abort":
             line.abort()
     await eventually(lambda: nameserver.connections == 0 and len(nameserver.remoting._tasks) == 1)
-    async with line_to(nameserver.address) as other:
+    async with connection_to(nameserver.address) as other:
         assert await world(other) == NOWHERE
     assert nameserver.buffered_bytes == 0
 
@@ -136,7 +137,7 @@ def announcement(length: int, request: Request, form: Form = "json", flag: int =
     ],
 )
 async def test_a_frame_above_the_limit_is_refused_at_its_length_word(
-    line: AsyncLine, caplog: pytest.LogCaptureFixture, form: Form, length: int, code: int, flag: int
+    line: AsyncConnection, caplog: pytest.LogCaptureFixture, form: Form, length: int, code: int, flag: int
 ) -> None:
     await line.write(announcement(length, Request(code, {"topic": "TopicA"}), form, flag))
     await line.until_closed()
@@ -145,7 +146,7 @@ async def test_a_frame_above_the_limit_is_refused_at_its_length_word(
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_frame_of_the_maximum_length_is_accepted(line: AsyncLine, form: Form) -> None:
+async def test_a_frame_of_the_maximum_length_is_accepted(line: AsyncConnection, form: Form) -> None:
     line.form = form
     empty = len(encode(Request(9999), 1, form=form))
     answer = await line.call(9999, body=bytes(16 * MIB - empty))
@@ -154,11 +155,11 @@ async def test_a_frame_of_the_maximum_length_is_accepted(line: AsyncLine, form: 
 
 async def test_limits_on_frames_can_be_set(tmp_path: Path) -> None:
     async with running(tmp_path, frame_bytes_max=2048, registration_frame_bytes_max=4096) as here:
-        async with line_to(here.address) as line:
+        async with connection_to(here.address) as line:
             assert (await line.call(9999, body=bytes(1800))).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
             await line.write(announcement(2049, Request(9999)))
             await line.until_closed()
-        async with line_to(here.address) as line:
+        async with connection_to(here.address) as line:
             long = MASTER.but(topics=[Topic(f"topic-{number}") for number in range(18)])
             assert 2048 < len(encode(long.request, 1)) <= 4096
             assert (await line.call(long.request)).code == ResponseCode.SUCCESS
@@ -170,19 +171,19 @@ async def test_limits_on_frames_can_be_set(tmp_path: Path) -> None:
 async def test_a_body_that_inflates_above_the_limit_is_refused(tmp_path: Path, flagged: bool) -> None:
     bomb = MASTER.but(topics=[Topic("t" * 200_000), Topic("u")], deflate=True, flag_compressed=flagged)
     assert len(bomb.body) < 4096
-    async with running(tmp_path, registration_frame_bytes_max=64 * 1024) as here, line_to(here.address) as line:
+    async with running(tmp_path, registration_frame_bytes_max=64 * 1024) as here, connection_to(here.address) as line:
         answer = await line.call(bomb.request)
         assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert "inflates to more than 65536 bytes" in (answer.remark or "")
+        assert "decompresses to more than 65536 bytes" in (answer.remark or "")
         assert await world(line) == NOWHERE
 
 
 async def test_incomplete_frames_of_all_connections_have_a_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(tmp_path, buffered_bytes_max=100_000) as here, line_to(here.address) as good:
+    async with running(tmp_path, buffered_bytes_max=100_000) as here, connection_to(here.address) as good:
         half = encode(Request(9999, body=bytes(80_000)), 1)[:60_000]
-        async with line_to(here.address) as first, line_to(here.address) as second:
+        async with connection_to(here.address) as first, connection_to(here.address) as second:
             await first.write(half)
             await eventually(lambda: here.buffered_bytes >= len(half))
             held = here.buffered_bytes
@@ -206,8 +207,8 @@ def slow_to_send(folder: Path) -> AbstractAsyncContextManager[Running]:
     return running(folder, send_buffer_bytes=16_384)
 
 
-def slow_to_read(here: Running) -> AbstractAsyncContextManager[AsyncLine]:
-    return line_to(here.address, receive_buffer_bytes=16_384)
+def slow_to_read(here: Running) -> AbstractAsyncContextManager[AsyncConnection]:
+    return connection_to(here.address, receive_buffer_bytes=16_384)
 
 
 async def test_reading_pauses_while_a_peer_does_not_read_its_responses(tmp_path: Path) -> None:
@@ -215,13 +216,13 @@ async def test_reading_pauses_while_a_peer_does_not_read_its_responses(tmp_path:
         await register(slow, LONG_LIST)
         one_answer = len((await slow.call(206)).body)
         assert one_answer > 100_000
-        slow.stop_listening()
+        slow.pause_reading()
         asked = [await slow.send(206) for _ in range(100)]
         await eventually(lambda: here.unsent_bytes > 0)
         assert here.unsent_bytes < 3 * one_answer  # of a hundred
-        async with line_to(here.address) as other:  # nobody else waits
+        async with connection_to(here.address) as other:  # nobody else waits
             assert await addresses(other, "topic-with-a-long-name-000001") == {"broker-a": {"0": "10.0.0.1:10911"}}
-        slow.listen_again()
+        slow.resume_reading()
         answers = [await slow.answer(opaque) for opaque in asked]
         assert {len(answer.body) for answer in answers} == {one_answer}
         await eventually(lambda: here.unsent_bytes == here.buffered_bytes == 0)
@@ -233,10 +234,10 @@ async def test_waiting_requests_keep_their_order(tmp_path: Path) -> None:
         await register(slow, LONG_LIST)
         stream = [*([Request(206)] * 30), OTHER.request, Request(105, {"topic": "TopicC"}), OTHER.unregistration]
         stream += [*([Request(206)] * 30), Request(105, {"topic": "TopicC"})]
-        slow.stop_listening()
+        slow.pause_reading()
         await slow.write(b"".join(encode(request, at) for at, request in enumerate(stream)))
         await eventually(lambda: here.unsent_bytes > 0)
-        slow.listen_again()
+        slow.resume_reading()
         answers = [await slow.receive() for _ in stream]
         assert [answer.opaque for answer in answers] == list(range(len(stream)))
         assert [answer.code for answer in answers if len(answer.body) < 100_000] == [
@@ -250,7 +251,7 @@ async def test_waiting_requests_keep_their_order(tmp_path: Path) -> None:
 async def test_a_peer_that_does_not_read_is_closed(tmp_path: Path) -> None:
     async with slow_to_send(tmp_path) as here, slow_to_read(here) as stuck:
         await register(stuck, LONG_LIST)
-        stuck.stop_listening()
+        stuck.pause_reading()
         for _ in range(10):
             await stuck.send(206)
         await eventually(lambda: here.unsent_bytes > 0)
@@ -261,13 +262,13 @@ async def test_a_peer_that_does_not_read_is_closed(tmp_path: Path) -> None:
 
 
 async def is_forgotten(here: Running) -> bool:
-    async with line_to(here.address) as line:
+    async with connection_to(here.address) as line:
         return await world(line) == NOWHERE
 
 
 async def test_water_marks_can_be_set(tmp_path: Path) -> None:
     marked = running(tmp_path, write_high_bytes=1024, write_low_bytes=512)
-    async with marked as here, line_to(here.address) as line:
+    async with marked as here, connection_to(here.address) as line:
         await topics(line)
         (connection,) = here.remoting._connections.values()
         assert connection._transport.get_write_buffer_limits() == (512, 1024)
@@ -277,7 +278,7 @@ async def test_water_marks_can_be_set(tmp_path: Path) -> None:
 
 
 async def test_a_full_table_refuses_new_brokers_and_accepts_heartbeats(tmp_path: Path) -> None:
-    async with running(tmp_path, brokers_max=1) as here, line_to(here.address) as line:
+    async with running(tmp_path, brokers_max=1) as here, connection_to(here.address) as line:
         await register(line, MASTER)
         answer = await line.call(OTHER.request)
         assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -287,7 +288,7 @@ async def test_a_full_table_refuses_new_brokers_and_accepts_heartbeats(tmp_path:
 
 
 async def test_a_registration_with_topics_above_the_limit_is_refused_whole(tmp_path: Path) -> None:
-    async with running(tmp_path, topic_entries_max=3) as here, line_to(here.address) as line:
+    async with running(tmp_path, topic_entries_max=3) as here, connection_to(here.address) as line:
         await register(line, MASTER)
         before = await world(line)
         answer = await line.call(OTHER.request)
@@ -299,7 +300,7 @@ async def test_a_registration_with_topics_above_the_limit_is_refused_whole(tmp_p
 async def test_registrations_have_a_limit_in_bytes(tmp_path: Path) -> None:
     """Compressed they are small: a few hundred kilobytes of frames become gigabytes of names."""
     long_names = tuple(Topic(f"{'x' * 190}{number:06}") for number in range(5_000))
-    async with running(tmp_path, registration_bytes_max=4 * MIB) as here, line_to(here.address) as line:
+    async with running(tmp_path, registration_bytes_max=4 * MIB) as here, connection_to(here.address) as line:
         sizes, answers = list[int](), list[Command]()
         for number in range(5):
             broker = MASTER.but(broker=f"b{number}", address=f"10.0.0.{number}:1", topics=long_names, deflate=True)
@@ -308,11 +309,11 @@ async def test_registrations_have_a_limit_in_bytes(tmp_path: Path) -> None:
         assert max(sizes) < 60_000
         assert [answer.code for answer in answers] == [SUCCESS, SUCCESS, ERROR, ERROR, ERROR]
         assert "registrationBytesMax" in (answers[-1].remark or "")
-        assert here.server.table.census(0.0).held_bytes <= 4 * MIB
+        assert here.server.table.stats(0.0).registration_bytes <= 4 * MIB
 
 
 async def test_the_key_value_table_has_a_limit(tmp_path: Path) -> None:
-    async with running(tmp_path, kv_config_bytes_max=1024) as here, line_to(here.address) as line:
+    async with running(tmp_path, kv_config_bytes_max=1024) as here, connection_to(here.address) as line:
         answer = await line.call(100, {"namespace": "n", "key": "k", "value": "x" * 2000})
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert (await line.call(101, {"namespace": "n", "key": "k"})).code == ResponseCode.QUERY_NOT_FOUND

@@ -11,7 +11,7 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
 from skyroute.remoting.errors import BindError
 from tests.network.cluster import MASTER, register, topics
-from tests.support.lines import line_to
+from tests.support.connections import connection_to
 from tests.support.raw import split_address
 from tests.support.servers import own_files, running
 
@@ -36,16 +36,16 @@ async def test_port_zero_lets_the_system_choose_a_port(
         name, port = split_address(here.address)
         assert (name, port) == (shown, here.server.config.listen_port)
         assert port > 0
-        async with line_to(here.address) as line:
+        async with connection_to(here.address) as line:
             await register(line, MASTER)
             assert await topics(line) == ["TopicA", "TopicB"]
             await line.call(205, {"brokerName": "broker-a"})
-            own_port = line.own_address.rpartition(":")[2]
+            own_port = line.local_address.rpartition(":")[2]
             assert f"peer={shown}:{own_port}" in caplog.text
 
 
 async def test_all_addresses_of_the_machine_can_be_served(tmp_path: Path) -> None:
-    async with running(tmp_path, bind_address="0.0.0.0") as here, line_to(here.address) as line:
+    async with running(tmp_path, bind_address="0.0.0.0") as here, connection_to(here.address) as line:
         assert await topics(line) == []
 
 
@@ -54,7 +54,7 @@ async def test_several_servers_can_live_in_one_process(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     async with running(tmp_path / "one") as one, running(tmp_path / "two") as two:
         assert one.address != two.address
-        async with line_to(one.address) as to_one, line_to(two.address) as to_two:
+        async with connection_to(one.address) as to_one, connection_to(two.address) as to_two:
             await register(to_one, MASTER)
             assert [await topics(to_one), await topics(to_two)] == [["TopicA", "TopicB"], []]
 
@@ -90,7 +90,7 @@ async def test_after_a_failed_start_the_server_can_be_started(tmp_path: Path) ->
             await server.start()
         await server.stop()
     await server.start()
-    async with line_to(server.address) as line:
+    async with connection_to(server.address) as line:
         assert await topics(line) == []
     await server.stop()
 
@@ -107,7 +107,7 @@ async def test_the_server_has_a_repr(tmp_path: Path) -> None:
 @pytest.mark.parametrize("buffers", [0, 32 * 1024])
 async def test_socket_buffer_sizes_are_passed_on(tmp_path: Path, buffers: int) -> None:
     sized = running(tmp_path, send_buffer_bytes=buffers, receive_buffer_bytes=buffers)
-    async with sized as here, line_to(here.address) as line:
+    async with sized as here, connection_to(here.address) as line:
         await topics(line)
         (connection,) = here.remoting._connections.values()
         accepted = connection._transport.get_extra_info("socket")

@@ -20,14 +20,16 @@ from skyroute.observing.pages import CONNECTIONS_MAX, REQUEST_BYTES_MAX
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
 from skyroute.settings.errors import ConfigError
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, OTHER, SLAVE, addresses, register
 from tests.network.test_watch import broker, parked, watch
 from tests.support.apache import free_port
-from tests.support.lines import eventually, line_to
+from tests.support.connections import connection_to
 from tests.support.raw import Request, Topic, split_address
 from tests.support.scraping import Scrape, exchange, listed, page, scrape, told
 from tests.support.servers import Running, own_files, running
 from tests.support.shown import ROOT
+from tests.support.waiting import eventually
 
 ROUTE, REGISTER = "GET_ROUTEINFO_BY_TOPIC", "REGISTER_BROKER"
 GOOD = b"GET /livez HTTP/1.1\r\n\r\n"
@@ -57,15 +59,15 @@ def requests(seen: Scrape) -> dict[tuple[str, str], float]:
 
 
 async def test_requests_are_counted_by_request_and_response_code(tmp_path: Path) -> None:
-    async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path) as (here, pages), connection_to(here.address) as line:
         await register(line, MASTER, OTHER)
-        await line.tell(SLAVE.request)
+        await line.send_oneway(SLAVE.request)
         for _ in range(5):  # the first is looked up, the others are known by their bytes
             await addresses(line)
-        assert (await line.call(105, {"topic": "Nowhere"})).code == 17
-        assert (await line.call(105)).code == 1
+        assert (await line.call(105, {"topic": "Nowhere"})).code == ResponseCode.TOPIC_NOT_EXIST
+        assert (await line.call(105)).code == ResponseCode.SYSTEM_ERROR
         for unknown in (9999, 9998, 12, -7):
-            assert (await line.call(unknown)).code == 3
+            assert (await line.call(unknown)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         seen = await scrape(pages)
         assert requests(seen) == {
             (REGISTER, "SUCCESS"): 3,
@@ -75,22 +77,22 @@ async def test_requests_are_counted_by_request_and_response_code(tmp_path: Path)
             ("QUERY_MESSAGE", "REQUEST_CODE_NOT_SUPPORTED"): 1,
             ("OTHER", "REQUEST_CODE_NOT_SUPPORTED"): 3,
         }
-        assert here.server._fast_path.found == 4
+        assert here.server._routes.fast_path.found == 4
         assert seen("rocketmq_namesrv_request_seconds_count", request_code=ROUTE, response_code="SUCCESS") == 1
         assert seen("rocketmq_namesrv_connections") == 1
 
 
 async def test_a_deferred_response_is_counted_when_it_is_sent(tmp_path: Path) -> None:
-    async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path) as (here, pages), connection_to(here.address) as line:
         assert len(MANY.request.body) > 64 * 1024
-        assert (await line.call(MANY.request)).code == 0
+        assert (await line.call(MANY.request)).code == ResponseCode.SUCCESS
         broken = Request(103, MANY.request.fields, MANY.request.body[:-1000])
-        assert (await line.call(broken)).code == 1
+        assert (await line.call(broken)).code == ResponseCode.SYSTEM_ERROR
         assert requests(await scrape(pages)) == {(REGISTER, "SUCCESS"): 1, (REGISTER, "SYSTEM_ERROR"): 1}
 
 
 async def test_latency_is_in_seconds(tmp_path: Path) -> None:
-    async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path) as (here, pages), connection_to(here.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first))
         await eventually(lambda: parked(here) == 1)
@@ -116,10 +118,14 @@ async def test_without_metrics_the_plain_dispatcher_is_used(nameserver: Running)
 
 
 async def test_route_table_sizes_and_changes(tmp_path: Path) -> None:
-    async with watched(tmp_path) as (here, pages), line_to(here.address) as line, line_to(here.address) as gone:
+    async with (
+        watched(tmp_path) as (here, pages),
+        connection_to(here.address) as line,
+        connection_to(here.address) as gone,
+    ):
         await register(line, MASTER, SLAVE)
         await register(gone, OTHER)
-        assert (await line.call(100, {"namespace": "n", "key": "k", "value": "v"})).code == 0
+        assert (await line.call(100, {"namespace": "n", "key": "k", "value": "v"})).code == ResponseCode.SUCCESS
         here.clock.advance(30)
         await register(line, MASTER)
         here.clock.advance(10)
@@ -152,7 +158,7 @@ async def test_without_brokers_there_are_no_lease_metrics(tmp_path: Path) -> Non
 
 
 async def test_the_mass_expiry_guard_counts_the_brokers_it_keeps(tmp_path: Path) -> None:
-    async with watched(tmp_path, mass_expiry_share=0.3) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path, mass_expiry_share=0.3) as (here, pages), connection_to(here.address) as line:
         await register(line, MASTER, OTHER)
         here.pass_time(125, sweeps=False)
         seen = await scrape(pages)
@@ -175,9 +181,9 @@ async def test_a_late_scan_is_counted(tmp_path: Path) -> None:
 
 async def test_routes_with_unconfirmed_brokers_are_counted_until_they_register(tmp_path: Path) -> None:
     memory: dict[str, Any] = {"memory_path": str(tmp_path / "memory")}
-    async with running(tmp_path, **memory) as here, line_to(here.address) as line:
+    async with running(tmp_path, **memory) as here, connection_to(here.address) as line:
         await register(line, MASTER, OTHER)
-    async with watched(tmp_path, **memory) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path, **memory) as (here, pages), connection_to(here.address) as line:
         for _ in range(3):
             await addresses(line)
         seen = await scrape(pages)
@@ -191,7 +197,7 @@ async def test_routes_with_unconfirmed_brokers_are_counted_until_they_register(t
 
 
 async def test_a_change_answers_and_counts_only_its_watches(tmp_path: Path) -> None:
-    async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path) as (here, pages), connection_to(here.address) as line:
         first = await line.call(watch("A"))
         for topics in (("A",), ("B",), ()):
             await line.send(watch(*topics, after=first))
@@ -205,15 +211,15 @@ async def test_a_change_answers_and_counts_only_its_watches(tmp_path: Path) -> N
 async def test_journal_and_snapshot_metrics(tmp_path: Path) -> None:
     async with (
         watched(tmp_path, memory_path=str(tmp_path / "memory"), snapshot_interval_s=1000) as (here, pages),
-        line_to(here.address) as line,
+        connection_to(here.address) as line,
     ):
         await register(line, MASTER)
-        memory = here.server._memory
-        assert memory is not None
-        journal = memory.journal
+        persistence = here.server._publisher.persistence
+        assert persistence is not None
+        journal = persistence.journal
         assert journal is not None
         await eventually(lambda: journal.caught_up)
-        await memory._keep(here.server.table)
+        await persistence._save(here.server.table)
         here.clock.advance(7)
         seen = await scrape(pages)
         on_disk = sum(path.stat().st_size for path in (tmp_path / "memory" / "journal").glob("*.jsonl*"))
@@ -227,13 +233,16 @@ async def test_journal_and_snapshot_metrics(tmp_path: Path) -> None:
 
 
 async def test_a_failed_snapshot_is_counted(tmp_path: Path) -> None:
-    async with watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages), line_to(here.address) as line:
+    async with (
+        watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages),
+        connection_to(here.address) as line,
+    ):
         await register(line, MASTER)
-        memory = here.server._memory
-        assert memory is not None
-        memory.folder.snapshot.mkdir()
-        (memory.folder.snapshot / "in the way").touch()
-        await memory._keep(here.server.table)
+        persistence = here.server._publisher.persistence
+        assert persistence is not None
+        persistence.folder.snapshot.mkdir()
+        (persistence.folder.snapshot / "in the way").touch()
+        await persistence._save(here.server.table)
         seen = await scrape(pages)
         assert (seen("rocketmq_namesrv_snapshots_total"), seen("rocketmq_namesrv_snapshot_failures_total")) == (0, 1)
         assert not seen.has("rocketmq_namesrv_snapshot_age_seconds")
@@ -260,7 +269,7 @@ async def test_a_server_that_waits_for_registrations_is_alive_and_not_ready(tmp_
 async def test_a_stopping_server_is_not_ready(tmp_path: Path) -> None:
     settings = {"graceful_shutdown": True, "shutdown_wait_s": 600}
     async with watched(tmp_path, **settings) as (here, pages):
-        async with line_to(here.address) as line:
+        async with connection_to(here.address) as line:
             await register(line, MASTER)
             stopping = asyncio.create_task(here.server.stop())
             await asyncio.sleep(0)
@@ -273,7 +282,7 @@ async def test_a_stopping_server_is_not_ready(tmp_path: Path) -> None:
             await asyncio.open_connection(*split_address(pages))
 
 
-# ------------------------------------------------------------------------------------------------ those who misbehave
+# ------------------------------------------------------------------------------------------------ misbehaving clients
 
 
 @pytest.mark.parametrize(
@@ -414,12 +423,12 @@ async def test_a_missing_package_is_an_error_that_says_what_to_install(
 async def test_the_documented_metrics_are_those_served(tmp_path: Path) -> None:
     async with (
         watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages),
-        line_to(here.address) as line,
+        connection_to(here.address) as line,
     ):
         await register(line, MASTER)
-        memory = here.server._memory
+        memory = here.server._publisher.persistence
         assert memory is not None
-        await memory._keep(here.server.table)
+        await memory._save(here.server.table)
         assert told(await scrape(pages)) == listed("Name server metrics") | listed("Process metrics")
 
 

@@ -14,9 +14,10 @@ from skyroute.remoting.tls_settings import TlsMode
 from skyroute.wire.codes import ResponseCode
 from tests.network.certificates import Files, client_of, client_that_trusts_anyone
 from tests.network.cluster import MASTER, addresses, register
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Request, encode
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 
@@ -55,12 +56,14 @@ async def nameserver(tmp_path: Path) -> AsyncIterator[Running]:
         yield here
 
 
-async def shows(nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture, shown: str | None) -> None:
+async def shows(
+    nameserver: Running, line: AsyncConnection, caplog: pytest.LogCaptureFixture, shown: str | None
+) -> None:
     """The peer is served, and appears in the log as it should."""
     await register(line, MASTER)
     assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
     await line.call(205, {"brokerName": "broker-a"})
-    assert f"writes forbidden by operator peer={shown or line.own_address} broker=broker-a" in caplog.text
+    assert f"writes forbidden by operator peer={shown or line.local_address} broker=broker-a" in caplog.text
     assert nameserver.connections == 1
 
 
@@ -68,7 +71,7 @@ async def shows(nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureF
 async def test_a_peer_behind_a_proxy_has_its_own_address(
     nameserver: Running, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
 ) -> None:
-    async with line_to(nameserver.address, prologue=header) as line:
+    async with connection_to(nameserver.address, prologue=header) as line:
         await shows(nameserver, line, caplog, shown)
 
 
@@ -76,7 +79,7 @@ async def test_a_peer_behind_a_proxy_has_its_own_address(
 async def test_tls_may_follow_a_proxy_header(
     nameserver: Running, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
 ) -> None:
-    async with line_to(nameserver.address, prologue=header, tls=client_that_trusts_anyone()) as line:
+    async with connection_to(nameserver.address, prologue=header, tls=client_that_trusts_anyone()) as line:
         await shows(nameserver, line, caplog, shown)
 
 
@@ -87,14 +90,14 @@ async def test_a_proxy_header_from_an_untrusted_address_closes_the_connection(
 ) -> None:
     async with (
         running(tmp_path, trusted_proxies=trusted) as here,
-        line_to(here.address) as line,
-        line_to(here.address) as other,
+        connection_to(here.address) as line,
+        connection_to(here.address) as other,
     ):
         await line.write(header[:30] + encode(Request(206), 1))
         await line.until_closed()
         assert line.strays == []
         expected = "a PROXY header from an address that trustedProxies does not name"
-        assert f"connection closed peer={line.own_address} reason={expected}" in caplog.text
+        assert f"connection closed peer={line.local_address} reason={expected}" in caplog.text
         assert (await other.call(206)).code == ResponseCode.SUCCESS, "a peer without a header is served"
 
 
@@ -103,9 +106,9 @@ async def test_tls_must_follow_a_proxy_header_where_it_is_required(tmp_path: Pat
     tls = Files(tmp_path / "tls", authority).settings(mode=TlsMode.ENFORCING)
     header = v1("TCP4 203.0.113.7 192.0.2.1 4711 9876")
     async with running(tmp_path, tls=tls, trusted_proxies="127.0.0.1") as here:
-        async with line_to(here.address, prologue=header, tls=client_of(authority)) as line:
+        async with connection_to(here.address, prologue=header, tls=client_of(authority)) as line:
             await register(line, MASTER)
-        async with line_to(here.address, prologue=header) as line:
+        async with connection_to(here.address, prologue=header) as line:
             await line.send(206)
             await line.until_closed()
             assert line.strays == []
@@ -113,14 +116,14 @@ async def test_tls_must_follow_a_proxy_header_where_it_is_required(tmp_path: Pat
 
 @headers
 async def test_a_proxy_header_may_come_in_pieces_and_with_the_first_request(
-    line: AsyncLine, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
+    line: AsyncConnection, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
 ) -> None:
     stream = header + encode(Request(205, {"brokerName": "broker-a"}), 1)
     step = max(1, len(stream) // 40)
     for at in range(0, len(stream), step):
         await line.write(stream[at : at + step])
     assert (await line.receive()).code == ResponseCode.SUCCESS
-    assert f"writes forbidden by operator peer={shown or line.own_address} broker=broker-a" in caplog.text
+    assert f"writes forbidden by operator peer={shown or line.local_address} broker=broker-a" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -139,31 +142,33 @@ async def test_a_proxy_header_may_come_in_pieces_and_with_the_first_request(
     ],
 )
 async def test_a_malformed_proxy_header_closes_the_connection(
-    nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture, header: bytes
+    nameserver: Running, line: AsyncConnection, caplog: pytest.LogCaptureFixture, header: bytes
 ) -> None:
     await line.write(header + encode(Request(206), 1))
     await line.until_closed()
     assert line.strays == []
     await eventually(lambda: nameserver.connections == 0)
-    assert f"connection closed peer={line.own_address} reason=" in caplog.text
+    assert f"connection closed peer={line.local_address} reason=" in caplog.text
     assert "\x1b" not in caplog.text
 
 
-async def test_a_proxy_header_alone_is_closed_after_the_opening_limit(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_proxy_header_alone_is_closed_after_the_opening_limit(
+    nameserver: Running, line: AsyncConnection
+) -> None:
     await line.write(header := v1("TCP4 203.0.113.7 192.0.2.1 4711 9876"))
     await eventually(lambda: nameserver.buffered_bytes == len(header))
     nameserver.pass_time(11)
     await line.until_closed()
 
 
-async def test_a_second_proxy_header_closes_the_connection(line: AsyncLine) -> None:
+async def test_a_second_proxy_header_closes_the_connection(line: AsyncConnection) -> None:
     header = v1("TCP4 203.0.113.7 192.0.2.1 4711 9876")
     await line.write(header + header + encode(Request(206), 1))
     await line.until_closed()
     assert line.strays == []
 
 
-async def test_a_proxy_header_after_a_request_is_malformed(line: AsyncLine) -> None:
+async def test_a_proxy_header_after_a_request_is_malformed(line: AsyncConnection) -> None:
     await line.call(206)
     await line.write(v2("203.0.113.7", 4711))
     await line.until_closed()

@@ -1,4 +1,4 @@
-"""Queue counts that no topic has: neither the name server nor a client takes a peer's word for them."""
+"""Queue counts out of bounds: name server and client refuse them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from skyroute.client.producing.producer import Producer
 from skyroute.client.session.session import Session
 from skyroute.message.message import Message
 from skyroute.routing.topology import QUEUES_MAX, ROUTE_QUEUES_MAX
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.errors import BodyError
 from tests.network.cluster import MASTER, NEWER, addresses, register, topics
+from tests.support.connections import WAIT_S, AsyncConnection
 from tests.support.fake_broker import CLUSTER, FakeCluster, Reply, fake_cluster
-from tests.support.lines import WAIT_S, AsyncLine
 from tests.support.raw import Topic
 from tests.support.servers import Running
 
@@ -30,7 +31,7 @@ def absurd(read: int = 8, write: int = INT_MAX) -> Topic:
 @pytest.mark.parametrize("deflate", [False, True])
 @pytest.mark.parametrize("topic", [absurd(), absurd(INT_MAX, 8), absurd(-1, 8), absurd(8, -1), absurd(QUEUES_MAX + 1)])
 async def test_a_topic_with_an_absurd_count_is_left_out_and_its_broker_stays(
-    nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture, topic: Topic, deflate: bool
+    nameserver: Running, line: AsyncConnection, caplog: pytest.LogCaptureFixture, topic: Topic, deflate: bool
 ) -> None:
     await register(line, MASTER.but(topics=(*MASTER.topics, topic), deflate=deflate))
     assert await topics(line) == ["TopicA", "TopicB"]
@@ -40,40 +41,40 @@ async def test_a_topic_with_an_absurd_count_is_left_out_and_its_broker_stays(
     assert f"topics=1 first=Absurd reason={reason}" in caplog.text
 
 
-async def test_the_largest_count_is_taken(line: AsyncLine) -> None:
+async def test_the_largest_count_is_taken(line: AsyncConnection) -> None:
     await register(line, MASTER.but(topics=(Topic("Large", QUEUES_MAX, QUEUES_MAX), Topic("Closed", 0, 0))))
     assert await topics(line) == ["Closed", "Large"]
 
 
-async def test_what_is_left_beside_an_absurd_topic_is_a_whole_table(line: AsyncLine) -> None:
-    await register(line, MASTER.but(topics=(Topic("TopicA"), absurd())))  # not a broker's first word about one topic
+async def test_what_is_left_beside_an_absurd_topic_is_a_whole_table(line: AsyncConnection) -> None:
+    await register(line, MASTER.but(topics=(Topic("TopicA"), absurd())))  # not a first registration with a single topic
     assert await topics(line) == ["TopicA"]
 
 
-async def test_an_absurd_topic_alone_does_not_pass_for_an_empty_table(line: AsyncLine) -> None:
+async def test_an_absurd_topic_alone_does_not_pass_for_an_empty_table(line: AsyncConnection) -> None:
     await line.call(318, body=b"deleteTopicWithBrokerRegistration=false")
-    assert (await line.call(MASTER.but(topics=(absurd(),)).request)).code == 1
+    assert (await line.call(MASTER.but(topics=(absurd(),)).request)).code == ResponseCode.SYSTEM_ERROR
     await register(line, MASTER)
     await register(line, MASTER.but(topics=(absurd(),), data_version=NEWER))
     assert await topics(line) == ["TopicA", "TopicB"]
 
 
 @pytest.mark.parametrize("count", ["true", '"x"', "1.5", "2147483648"])
-async def test_a_count_that_is_no_number_is_refused_by_name(line: AsyncLine, count: str) -> None:
+async def test_a_count_that_is_no_number_is_refused_by_name(line: AsyncConnection, count: str) -> None:
     request = MASTER.request
     body = request.body.replace(b'"writeQueueNums":4', b'"writeQueueNums":' + count.encode())
     assert body != request.body
     answer = await line.call(103, {**request.fields, "bodyCrc32": "0"}, body)
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "writeQueueNums" in (answer.remark or "")
 
 
 @pytest.mark.parametrize(("read", "write"), [(INT_MAX, 8), (8, -1)])
-async def test_a_single_topic_with_an_absurd_count_is_refused(line: AsyncLine, read: int, write: int) -> None:
+async def test_a_single_topic_with_an_absurd_count_is_refused(line: AsyncConnection, read: int, write: int) -> None:
     await register(line, MASTER)
     queues = {"brokerName": "broker-a", "perm": 6, "readQueueNums": read, "writeQueueNums": write, "topicSysFlag": 0}
     answer = await line.call(217, {"topic": "Absurd"}, json.dumps({"queueDatas": [queues]}).encode())
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert f"broker 'broker-a' has {read} read and {write} write queues (expected 0 to {QUEUES_MAX})" in str(
         answer.remark
     )
@@ -81,14 +82,14 @@ async def test_a_single_topic_with_an_absurd_count_is_refused(line: AsyncLine, r
 
 
 @pytest.mark.parametrize("order", ["broker-a:65537", "123456789:4;b:2147483647:1", "b:" + "9" * 5_000, "b:65536;" * 5])
-async def test_an_absurd_order_config_is_refused(line: AsyncLine, order: str) -> None:
+async def test_an_absurd_order_config_is_refused(line: AsyncConnection, order: str) -> None:
     where = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
     good = "123456789:65536; b : 4 ;c:x;;"
-    assert (await line.call(100, {**where, "value": good})).code == 0
+    assert (await line.call(100, {**where, "value": good})).code == ResponseCode.SUCCESS
     answer = await line.call(100, {**where, "value": order})
-    assert (answer.code, "an order config has" in (answer.remark or "")) == (1, True)
+    assert (answer.code, "an order config has" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
     assert (await line.call(101, where)).fields["value"] == good
-    assert (await line.call(100, {"namespace": "other", "key": "k", "value": order})).code == 0
+    assert (await line.call(100, {"namespace": "other", "key": "k", "value": order})).code == ResponseCode.SUCCESS
 
 
 # Clients, of any name server
@@ -133,7 +134,7 @@ async def test_a_client_adds_up_the_queues_of_all_brokers() -> None:
 
 
 @pytest.mark.parametrize("order", ["broker-0:2147483647", "broker-0:" + "9" * 5_000, "b:65536;" * 5])
-async def test_a_producer_does_not_believe_an_absurd_order_config(order: str) -> None:
+async def test_a_producer_ignores_an_absurd_order_config(order: str) -> None:
     async with fake_cluster(topics={"T": 4}) as cluster, Producer("g", name_servers=cluster.address) as producer:
         tell(cluster, route_of(4, order=order))
         with pytest.raises(ClientError, match=r"the route of topic T has .* expected at most 65536 on one broker"):

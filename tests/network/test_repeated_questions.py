@@ -10,30 +10,31 @@ import pytest
 
 from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import CLUSTER, MASTER, NEWER, OTHER, SLAVE, register
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Command, Request, Topic, encode, frame, mapping
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 QUESTION = Request(105, {"topic": "TopicA"})
 SHORT = SLAVE.but(acting=True, heartbeat_ms=10_000)
-Change = Callable[[Running, AsyncLine], Awaitable[None]]
+Change = Callable[[Running, AsyncConnection], Awaitable[None]]
 
 
 def telling(*requests: Request) -> Change:
-    async def tell(_: Running, line: AsyncLine) -> None:
+    async def tell(_: Running, line: AsyncConnection) -> None:
         for request in requests:
             assert (await line.call(request)).code == ResponseCode.SUCCESS
 
     return tell
 
 
-async def let_the_lease_run_out(here: Running, line: AsyncLine) -> None:
+async def let_the_lease_run_out(here: Running, line: AsyncConnection) -> None:
     await line.call(904, MASTER.identity)
     here.pass_time(15)
 
 
-async def close_the_slaves_connection(here: Running, line: AsyncLine) -> None:
-    async with line_to(here.address) as own:
+async def close_the_slaves_connection(here: Running, line: AsyncConnection) -> None:
+    async with connection_to(here.address) as own:
         await register(own, SHORT)
     await eventually(lambda: here.connections == 1)
 
@@ -68,7 +69,7 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-async def test_no_cached_response_outlives_a_change(nameserver: Running, line: AsyncLine, change: Change) -> None:
+async def test_no_cached_response_outlives_a_change(nameserver: Running, line: AsyncConnection, change: Change) -> None:
     await register(line, MASTER.but(acting=True), SHORT)
     await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:8"})
     before = await ask_repeatedly(line)
@@ -80,7 +81,7 @@ async def test_no_cached_response_outlives_a_change(nameserver: Running, line: A
     assert (after.code, after.remark, after.text) == (afresh.code, afresh.remark, afresh.text)
 
 
-async def ask_repeatedly(line: AsyncLine) -> Command:
+async def ask_repeatedly(line: AsyncConnection) -> Command:
     """The answer to a question asked several times over, which must be the same each time."""
     answers = [await line.call(QUESTION) for _ in range(4)]
     assert len({(answer.code, answer.remark, answer.body) for answer in answers}) == 1
@@ -89,7 +90,7 @@ async def ask_repeatedly(line: AsyncLine) -> Command:
 
 async def test_a_cached_route_has_the_latest_order_config(tmp_path: Path) -> None:
     where = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
-    async with running(tmp_path, ordered_topics_enabled=True) as here, line_to(here.address) as line:
+    async with running(tmp_path, ordered_topics_enabled=True) as here, connection_to(here.address) as line:
         await register(line, MASTER)
         for value in ("broker-a:1", "broker-a:2", "broker-a:1"):
             await line.call(100, {**where, "value": value})
@@ -99,7 +100,7 @@ async def test_a_cached_route_has_the_latest_order_config(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_every_response_has_the_id_of_its_request(line: AsyncLine, known: bool) -> None:
+async def test_every_response_has_the_id_of_its_request(line: AsyncConnection, known: bool) -> None:
     if known:
         await register(line, MASTER)
     numbers = [0, 1, 7, 9, 10, 42, 99, 100, 12_345, 99_999_999, 999_999_999, 1_000_000_000, 2**31 - 1, -1, -(2**31)]
@@ -110,7 +111,7 @@ async def test_every_response_has_the_id_of_its_request(line: AsyncLine, known: 
     assert {answer.code for answer in answers} == {0 if known else 17}
 
 
-async def test_similar_requests_are_distinguished(line: AsyncLine) -> None:
+async def test_similar_requests_are_distinguished(line: AsyncConnection) -> None:
     other = OTHER.but(zone="z2", topics=(Topic("TopicA"), Topic("TopicC", 2, 2)))
     await register(line, MASTER.but(zone="z1"), other)
     alike = {
@@ -150,7 +151,7 @@ def written(header: str, number: int, flag: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
-async def test_the_request_id_comes_back_in_any_form_of_header(line: AsyncLine, header: str) -> None:
+async def test_the_request_id_comes_back_in_any_form_of_header(line: AsyncConnection, header: str) -> None:
     await register(line, MASTER)
     numbers = [3, 4, 5, 55, 6]
     await line.write(b"".join(written(header, number) for number in numbers))
@@ -163,7 +164,7 @@ async def test_the_request_id_comes_back_in_any_form_of_header(line: AsyncLine, 
     assert line.strays == []
 
 
-async def test_a_route_request_with_a_body_gets_its_response(line: AsyncLine) -> None:
+async def test_a_route_request_with_a_body_gets_its_response(line: AsyncConnection) -> None:
     await register(line, MASTER)
     for body in (b"", b"x", b'"opaque":9,', b""):
         answer = await line.call(105, {"topic": "TopicA"}, body)
@@ -172,7 +173,7 @@ async def test_a_route_request_with_a_body_gets_its_response(line: AsyncLine) ->
 
 @pytest.mark.parametrize("number", [b"0x1", b"1.5", b"nul"])
 async def test_a_malformed_request_id_is_refused_however_often_it_is_sent(nameserver: Running, number: bytes) -> None:
-    async with line_to(nameserver.address) as line:
+    async with connection_to(nameserver.address) as line:
         await register(line, MASTER)
         well = json.dumps({"code": 105, "extFields": {"topic": "TopicA"}, "opaque": 111, "version": 479}).encode()
         well = well.replace(b" ", b"")

@@ -17,9 +17,10 @@ from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMod
 from skyroute.wire.codes import ResponseCode
 from tests.network.certificates import Files, client_of, client_that_trusts_anyone
 from tests.network.cluster import CLUSTER, MASTER, addresses, register, topics
-from tests.support.lines import ear, eventually, line_to, until
+from tests.support.connections import connection_to, listening_broker
 from tests.support.raw import ClosedError, Form, Registration, Topic, encode, split_address
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def files(tmp_path: Path, authority: trustme.CA) -> Files:
 async def is_served(address: str, tls: ssl.SSLContext | None) -> bool:
     """Whether a peer that speaks so gets an answer."""
     try:
-        async with line_to(address, tls=tls) as line:
+        async with connection_to(address, tls=tls) as line:
             return (await line.call(206)).code == ResponseCode.SUCCESS
     except (ClosedError, ConnectionError, ssl.SSLError):
         return False
@@ -72,18 +73,18 @@ async def test_the_tls_mode_decides_which_peers_are_served(
 async def test_the_log_says_why_a_peer_is_refused(
     tmp_path: Path, files: Files, caplog: pytest.LogCaptureFixture, mode: TlsMode, first_bytes: bytes, said: str
 ) -> None:
-    async with running(tmp_path, tls=files.settings(mode=mode)) as here, line_to(here.address) as line:
+    async with running(tmp_path, tls=files.settings(mode=mode)) as here, connection_to(here.address) as line:
         await line.write(first_bytes)
         with pytest.raises((ClosedError, ValueError)):  # an alert of TLS is no frame
             await line.receive()
         await line.close()
         await eventually(lambda: here.connections == 0)
-        assert f"connection closed peer={line.own_address} reason=" in caplog.text
+        assert f"connection closed peer={line.local_address} reason=" in caplog.text
         assert said in caplog.text
 
 
 async def test_test_mode_makes_a_self_signed_certificate(nameserver: Running, caplog: pytest.LogCaptureFixture) -> None:
-    async with line_to(nameserver.address, tls=client_that_trusts_anyone()) as line:
+    async with connection_to(nameserver.address, tls=client_that_trusts_anyone()) as line:
         await register(line, MASTER)
         assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
         assert "tls serves a self-signed certificate" in caplog.text
@@ -107,24 +108,24 @@ async def test_brokers_and_clients_work_over_tls_as_over_plain_text(
     tmp_path: Path, authority: trustme.CA, files: Files, form: Form
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here:
-        async with line_to(here.address, tls=client_of(authority), form=form) as line:
+        async with connection_to(here.address, tls=client_of(authority), form=form) as line:
             many = MASTER.but(topics=[Topic(f"topic-{number:05}") for number in range(5_000)])
             await register(line, many)
             assert len(await topics(line)) == 5_000
             asked = [await line.send(206) for _ in range(50)]  # more than either side buffers
             assert len({(await line.answer(opaque)).body for opaque in asked}) == 1
-            await line.tell(9999)
+            await line.send_oneway(9999)
             assert (await line.call(9999)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         await eventually(lambda: here.connections == 0)
-        async with line_to(here.address) as plain:
+        async with connection_to(here.address) as plain:
             assert await topics(plain) == []
 
 
 async def test_a_broker_is_removed_when_its_tls_stream_is_cut(
     tmp_path: Path, authority: trustme.CA, files: Files
 ) -> None:
-    async with running(tmp_path, tls=files.settings()) as here, line_to(here.address) as plain:
-        async with line_to(here.address, tls=client_of(authority)) as broker:
+    async with running(tmp_path, tls=files.settings()) as here, connection_to(here.address) as plain:
+        async with connection_to(here.address, tls=client_of(authority)) as broker:
             await register(broker, MASTER)
             broker.abort()
         await eventually(lambda: here.connections == 1)
@@ -132,7 +133,7 @@ async def test_a_broker_is_removed_when_its_tls_stream_is_cut(
 
 
 async def test_an_incomplete_handshake_is_closed_after_the_opening_limit(tmp_path: Path, files: Files) -> None:
-    async with running(tmp_path, tls=files.settings()) as here, line_to(here.address) as line:
+    async with running(tmp_path, tls=files.settings()) as here, connection_to(here.address) as line:
         await line.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(20))
         await eventually(lambda: any(each.writer.tls is not None for each in here.remoting._connections.values()))
         here.pass_time(10)
@@ -143,7 +144,7 @@ async def test_an_incomplete_handshake_is_closed_after_the_opening_limit(tmp_pat
 
 async def test_a_tls_connection_has_the_same_idle_limit(tmp_path: Path, authority: trustme.CA, files: Files) -> None:
     serving, context = running(tmp_path, tls=files.settings()), client_of(authority)
-    async with serving as here, line_to(here.address, tls=context) as line:
+    async with serving as here, connection_to(here.address, tls=context) as line:
         await topics(line)
         here.pass_time(120)
         await topics(line)
@@ -232,7 +233,7 @@ async def test_a_new_key_pair_is_loaded_and_old_connections_stay_open(
     tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here:
-        async with line_to(here.address, tls=client_of(authority)) as old:
+        async with connection_to(here.address, tls=client_of(authority)) as old:
             await register(old, MASTER)
             files.renew(stranger)
             assert reload(here)
@@ -248,7 +249,7 @@ async def test_the_server_reloads_changed_files(
     async with running(tmp_path, tls=files.settings()) as here:
         assert await serves(here, authority)
         files.renew(stranger)
-        await until(lambda: serves(here, stranger))
+        await eventually(lambda: serves(here, stranger))
 
 
 @pytest.mark.parametrize("first", ["key", "certificate"])
@@ -329,7 +330,7 @@ def broker_at(address: str, broker_id: int) -> Registration:
 
 
 async def tell_of_a_change(here: Running, listener: str) -> None:
-    async with line_to(here.address) as line:
+    async with connection_to(here.address) as line:
         await register(line, broker_at(listener, 1), broker_at("127.0.0.1:1", 0))
 
 
@@ -351,9 +352,9 @@ async def test_brokers_are_called_over_tls_if_it_is_enabled(
 ) -> None:
     client = TlsClientSettings(enabled=True, auth_server=checked, trust_cert_path=str(files.trust) if checked else None)
     settings = TlsSettings(mode=TlsMode.DISABLED, test_mode=not checked, client=client)
-    async with ear(tls=broker_side(authority)) as broker, calling(tmp_path, settings) as here:
+    async with listening_broker(tls=broker_side(authority)) as broker, calling(tmp_path, settings) as here:
         await tell_of_a_change(here, broker.address)
-        assert (await broker.hear()).code == 905
+        assert (await broker.receive()).code == 905
 
 
 async def test_nothing_is_sent_to_a_broker_with_an_untrusted_certificate(
@@ -361,7 +362,7 @@ async def test_nothing_is_sent_to_a_broker_with_an_untrusted_certificate(
 ) -> None:
     client = TlsClientSettings(enabled=True, auth_server=True, trust_cert_path=str(files.trust))
     settings = TlsSettings(mode=TlsMode.DISABLED, test_mode=False, client=client)
-    async with ear(tls=broker_side(stranger)) as broker, calling(tmp_path, settings) as here:
+    async with listening_broker(tls=broker_side(stranger)) as broker, calling(tmp_path, settings) as here:
         await tell_of_a_change(here, broker.address)
         await eventually(lambda: f"notice lost broker={broker.address}" in caplog.text)
-        assert broker.is_silent
+        assert broker.is_drained

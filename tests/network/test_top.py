@@ -19,7 +19,7 @@ from skyroute.cli.cluster_sample import Sampler, Topic
 from skyroute.cli.main import main
 from skyroute.client.errors import NoRouteError
 from skyroute.testing import Cluster, cluster
-from tests.support.process import eventually
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def busy() -> Iterator[Cluster]:
         # One queue per broker, so that the group has an offset in both.
         with Admin(address) as admin:
             admin.create_topic("Orders", cluster="DefaultCluster", read_queues=1, write_queues=1)
-            eventually(lambda: len(admin.route("Orders").groups) == 2, "both brokers have registered the topic")
+            wait_until(lambda: len(admin.route("Orders").groups) == 2, "both brokers have registered the topic")
         with Producer("top", address) as producer:
             for _ in range(3):
                 producer.send(Message("Orders", b"old"))

@@ -12,8 +12,9 @@ from skyroute.nameserver.errors import FolderInUseError
 from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.schema import Kind, Record
 from skyroute.remoting.errors import BindError
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, OTHER, SLAVE, addresses, register
-from tests.support.lines import AsyncLine, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Registration, Request
 from tests.support.servers import Running, running
 
@@ -26,7 +27,7 @@ def remembering(folder: Path, **settings: Any) -> AbstractAsyncContextManager[Ru
 
 async def live(folder: Path, *registrations: Registration, **settings: Any) -> None:
     """A server's life in which these brokers register, stopped in order."""
-    async with remembering(folder, **settings) as here, line_to(here.address) as line:
+    async with remembering(folder, **settings) as here, connection_to(here.address) as line:
         await register(line, *registrations)
 
 
@@ -38,9 +39,13 @@ def records(folder: Path) -> list[Record]:
     return list(read_records(folder / "memory" / "journal"))
 
 
-async def test_routes_are_there_at_once_and_are_counted_until_brokers_are_heard_from(tmp_path: Path) -> None:
+async def test_restored_routes_are_served_at_once_and_counted_until_confirmed(tmp_path: Path) -> None:
     await live(tmp_path, MASTER)
-    async with remembering(tmp_path) as here, line_to(here.address) as line, line_to(here.address) as broker:
+    async with (
+        remembering(tmp_path) as here,
+        connection_to(here.address) as line,
+        connection_to(here.address) as broker,
+    ):
         routes = here.server._routes
         for count in (1, 2, 3):
             assert await addresses(line) == HERE_A
@@ -51,20 +56,20 @@ async def test_routes_are_there_at_once_and_are_counted_until_brokers_are_heard_
         assert routes.unconfirmed_answers == 3
 
 
-async def test_the_answer_is_the_same_to_the_byte(tmp_path: Path) -> None:
+async def test_a_restored_route_has_the_same_bytes(tmp_path: Path) -> None:
     question = Request(105, {"topic": "TopicA"})
-    async with remembering(tmp_path) as here, line_to(here.address) as line:
+    async with remembering(tmp_path) as here, connection_to(here.address) as line:
         await register(line, MASTER, SLAVE)
         before = (await line.call(question)).body
-    async with remembering(tmp_path) as here, line_to(here.address) as line:
+    async with remembering(tmp_path) as here, connection_to(here.address) as line:
         assert (await line.call(question)).body == before
 
 
-async def test_a_broker_that_does_not_come_back_is_gone_after_its_short_lease(
+async def test_a_restored_broker_that_does_not_return_is_evicted_after_its_short_lease(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await live(tmp_path, MASTER, OTHER)
-    async with remembering(tmp_path) as here, line_to(here.address) as line:
+    async with remembering(tmp_path) as here, connection_to(here.address) as line:
         here.pass_time(30)
         await register(line, OTHER)
         assert set(await addresses(line)) == {"broker-a", "broker-b"}
@@ -78,45 +83,45 @@ async def test_a_broker_that_does_not_come_back_is_gone_after_its_short_lease(
 
 
 @pytest.mark.parametrize("sign", [Request(904, MASTER.identity), Request(322, MASTER.identity)], ids=["904", "322"])
-async def test_a_sign_of_life_confirms_and_its_connection_counts(tmp_path: Path, sign: Request) -> None:
+async def test_a_heartbeat_confirms_a_broker_and_sets_its_connection(tmp_path: Path, sign: Request) -> None:
     await live(tmp_path, MASTER)
-    async with remembering(tmp_path) as here, line_to(here.address) as line:
-        async with line_to(here.address) as broker:
-            assert (await broker.call(sign)).code == 0
+    async with remembering(tmp_path) as here, connection_to(here.address) as line:
+        async with connection_to(here.address) as broker:
+            assert (await broker.call(sign)).code == ResponseCode.SUCCESS
             here.pass_time(60, sweeps=False)
             assert await addresses(line) == HERE_A
         await _until_gone(line)
 
 
-async def _until_gone(line: AsyncLine) -> None:
+async def _until_gone(line: AsyncConnection) -> None:
     while await addresses(line):
         pass
 
 
-async def test_one_key_turns_it_off(tmp_path: Path) -> None:
+async def test_warm_restart_enable_false_starts_empty(tmp_path: Path) -> None:
     await live(tmp_path, MASTER)
-    async with remembering(tmp_path, warm_restart_enabled=False) as here, line_to(here.address) as line:
+    async with remembering(tmp_path, warm_restart_enabled=False) as here, connection_to(here.address) as line:
         assert await addresses(line) == {}
 
 
-async def test_a_server_on_any_free_port_remembers_nothing_unless_it_is_told_where(tmp_path: Path) -> None:
-    async with running(tmp_path) as here, line_to(here.address) as line:
+async def test_a_server_on_a_free_port_persists_only_with_memory_path(tmp_path: Path) -> None:
+    async with running(tmp_path) as here, connection_to(here.address) as line:
         await register(line, MASTER)
     assert files(tmp_path) == []
 
 
-async def test_who_waits_for_brokers_waits_only_for_topics_that_were_not_known(tmp_path: Path) -> None:
+async def test_need_wait_for_service_applies_only_to_topics_unknown_before(tmp_path: Path) -> None:
     await live(tmp_path, MASTER)
-    async with remembering(tmp_path, wait_for_brokers=True) as here, line_to(here.address) as line:
+    async with remembering(tmp_path, wait_for_brokers=True) as here, connection_to(here.address) as line:
         assert await addresses(line) == HERE_A
         assert (await line.call(105, {"topic": "TopicC"})).remark == "name server not ready"
         here.pass_time(45)
-        assert (await line.call(105, {"topic": "TopicC"})).code == 17
+        assert (await line.call(105, {"topic": "TopicC"})).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 async def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
     async with remembering(tmp_path):
-        with pytest.raises(FolderInUseError, match="give each a memoryPath of its own"):
+        with pytest.raises(FolderInUseError, match="give each its own memoryPath"):
             async with remembering(tmp_path):
                 pass
     async with remembering(tmp_path):
@@ -146,8 +151,8 @@ async def test_a_folder_in_use_leaves_the_port_free(tmp_path: Path) -> None:
             pass
 
 
-async def test_what_operators_do_is_recorded_with_who_did_it(tmp_path: Path) -> None:
-    async with remembering(tmp_path) as here, line_to(here.address) as line:
+async def test_operator_changes_are_recorded_with_their_address(tmp_path: Path) -> None:
+    async with remembering(tmp_path) as here, connection_to(here.address) as line:
         await register(line, MASTER)
         await line.call(100, {"namespace": "n", "key": "k", "value": "1"})
         await line.call(100, {"namespace": "n", "key": "k", "value": "1"})
@@ -170,19 +175,19 @@ async def test_what_operators_do_is_recorded_with_who_did_it(tmp_path: Path) -> 
 async def test_brokers_that_fall_silent_together_are_held_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with remembering(tmp_path, mass_expiry_share=0.5) as here, line_to(here.address) as line:
+    async with remembering(tmp_path, mass_expiry_share=0.5) as here, connection_to(here.address) as line:
         await register(line, MASTER, OTHER)
         here.pass_time(125, sweeps=False)
-        async with line_to(here.address) as other:
+        async with connection_to(here.address) as other:
             assert set(await addresses(other)) == {"broker-a", "broker-b"}
-            assert "mass expiry held brokers=2" in caplog.text
+            assert "mass expiry held, leases extended once brokers=2" in caplog.text
             here.pass_time(125, sweeps=False)
             assert await addresses(other) == {}
     assert [record.kind for record in records(tmp_path)].count(Kind.LEASE_HELD) == 2
 
 
-async def test_nobody_is_held_by_default(nameserver: Running, line: AsyncLine) -> None:
-    async with line_to(nameserver.address) as broker:
+async def test_no_lease_is_extended_by_default(nameserver: Running, line: AsyncConnection) -> None:
+    async with connection_to(nameserver.address) as broker:
         await register(broker, MASTER, OTHER)
         nameserver.pass_time(125, sweeps=False)
         assert await addresses(line) == {}

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, register
-from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import Command, DataVersion, Form, Registration, Request, Topic
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 WATCH = 21001
 FORMS: tuple[Form, ...] = ("json", "binary")
@@ -29,7 +31,7 @@ def watch(*topics: str, after: Command | None = None, timeout_ms: int = 30_000) 
 
 
 def changed(answer: Command) -> list[list[str]]:
-    assert answer.code == 0, answer.remark
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
     assert "compacted" not in answer.fields
     return [change["topics"] for change in answer.value["changes"]] if answer.body else []
 
@@ -47,33 +49,33 @@ def broker(*topics: str, edition: int = 1, **changes: Any) -> Registration:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_change_ends_the_wait_and_the_next_goes_on_from_there(nameserver: Running, form: Form) -> None:
-    async with line_to(nameserver.address, form=form) as line, line_to(nameserver.address) as brokers:
+async def test_a_change_completes_a_watch_and_the_next_continues_from_there(nameserver: Running, form: Form) -> None:
+    async with connection_to(nameserver.address, form=form) as line, connection_to(nameserver.address) as brokers:
         first = await line.call(watch("A"))
-        assert (first.code, first.fields["compacted"], first.body) == (0, "true", b"")
+        assert (first.code, first.fields["compacted"], first.body) == (ResponseCode.SUCCESS, "true", b"")
         asked = await line.send(watch("A", after=first))
         await eventually(lambda: parked(nameserver) == 1)
-        assert (await brokers.call(broker("B", "C").request)).code == 0
+        assert (await brokers.call(broker("B", "C").request)).code == ResponseCode.SUCCESS
         assert parked(nameserver) == 1
-        assert (await brokers.call(broker("A", "B", edition=2).request)).code == 0
+        assert (await brokers.call(broker("A", "B", edition=2).request)).code == ResponseCode.SUCCESS
         second = await line.answer(asked)
         assert changed(second) == [["A"]]
         (change,) = second.value["changes"]
         assert change["time"] == int(nameserver.clock.wall() * 1000)
-        assert (await brokers.call(broker("A", "B", edition=2).unregistration)).code == 0
-        # Nobody waited meanwhile, and nothing is lost.
+        assert (await brokers.call(broker("A", "B", edition=2).unregistration)).code == ResponseCode.SUCCESS
+        # No watch was waiting meanwhile, and no change is lost.
         assert changed(await line.call(watch("A", after=second))) == [["A"]]
         assert changed(await line.call(watch(after=first))) == [["B", "C"], ["A"], ["A", "B", "C"]]
 
 
 async def test_everything_that_shows_in_a_route_is_news(tmp_path: Path) -> None:
-    async with running(tmp_path, ordered_topics_enabled=True) as server, line_to(server.address) as line:
+    async with running(tmp_path, ordered_topics_enabled=True) as server, connection_to(server.address) as line:
         await line.call(broker("T", "U").request)
         heard = await line.call(watch("T"))
 
         async def is_news(request: Request, *, compacted: bool = False) -> None:
             nonlocal heard
-            assert (await line.call(request)).code == 0
+            assert (await line.call(request)).code == ResponseCode.SUCCESS
             answer = await line.call(watch("T", after=heard, timeout_ms=0))
             heard = answer
             if compacted:
@@ -91,15 +93,15 @@ async def test_everything_that_shows_in_a_route_is_news(tmp_path: Path) -> None:
         await is_news(Request(318, body=b"supportActingMaster=true"), compacted=True)
         await is_news(Request(216, {"topic": "T"}))
         assert changed(await line.call(watch("T", after=heard, timeout_ms=0))) == []
-        # What does not show in it is none: the same again, and a sign of life.
+        # Without a change of the route, no watch completes: the same registration again, and a heartbeat.
         await line.call(broker("T", "U", broker_id=1, address="10.0.0.8:1").request)
         await line.call(Request(904, {"brokerName": "b", "brokerAddr": "10.0.0.7:1", "clusterName": "c"}))
         await line.call(Request(100, {"namespace": "elsewhere", "key": "T", "value": "x"}))
         assert changed(await line.call(watch("T", after=heard, timeout_ms=0))) == []
 
 
-async def test_a_broker_that_goes_away_is_news(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line, line_to(nameserver.address) as brokers:
+async def test_a_broker_that_leaves_completes_a_watch(nameserver: Running) -> None:
+    async with connection_to(nameserver.address) as line, connection_to(nameserver.address) as brokers:
         await register(brokers, MASTER)
         topic = MASTER.topics[0].name
         heard = await line.call(watch(topic))
@@ -109,8 +111,8 @@ async def test_a_broker_that_goes_away_is_news(nameserver: Running) -> None:
         assert changed(await line.answer(asked)) == [[topic]]
 
 
-async def test_time_ends_a_wait_with_a_bookmark(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line:
+async def test_a_timed_out_watch_returns_a_bookmark(nameserver: Running) -> None:
+    async with connection_to(nameserver.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first, timeout_ms=1_500))
         await eventually(lambda: parked(nameserver) == 1)
@@ -122,13 +124,13 @@ async def test_time_ends_a_wait_with_a_bookmark(nameserver: Running) -> None:
         assert changed(await line.call(watch(after=answer, timeout_ms=0))) == []
 
 
-async def test_another_life_of_the_server_says_so(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, line_to(server.address) as line:
+async def test_a_watch_from_an_earlier_run_of_the_server_is_compacted(tmp_path: Path) -> None:
+    async with running(tmp_path) as server, connection_to(server.address) as line:
         heard = await line.call(watch("A"))
         await line.call(broker("A", "B").request)
         heard = await line.call(watch("A", after=heard))
     # With a clock that stands still, the revisions of both lives are the same.
-    async with running(tmp_path) as server, line_to(server.address) as line:
+    async with running(tmp_path) as server, connection_to(server.address) as line:
         await line.call(broker("A", "B").request)
         answer = await line.call(watch("A", after=heard))
         assert answer.fields["compacted"] == "true"
@@ -136,15 +138,17 @@ async def test_another_life_of_the_server_says_so(tmp_path: Path) -> None:
         assert answer.fields["life"] != heard.fields["life"]
 
 
-async def test_a_connection_that_ends_waits_no_more(nameserver: Running) -> None:
-    async with line_to(nameserver.address) as line:
+async def test_a_closed_connection_has_no_watches(nameserver: Running) -> None:
+    async with connection_to(nameserver.address) as line:
         first = await line.call(watch("A"))
         await line.send(watch("A", after=first))
         await eventually(lambda: parked(nameserver) == 1)
     await eventually(lambda: parked(nameserver) == 0)
 
 
-async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(line: AsyncLine, nameserver: Running) -> None:
+async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(
+    line: AsyncConnection, nameserver: Running
+) -> None:
     first = await line.call(watch("A"))
     asked = [await line.send(watch(f"T{number}", after=first)) for number in range(6)]
     assert [changed(await line.answer(opaque)) for opaque in asked[:2]] == [[], []]
@@ -152,39 +156,42 @@ async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(line: 
     await line.call(broker("T5", "T3").request)
     assert changed(await line.answer(asked[5])) == [["T5"]]
     assert changed(await line.answer(asked[3])) == [["T3"]]
-    assert (await line.call(106)).code == 0
+    assert (await line.call(106)).code == ResponseCode.SUCCESS
 
 
-async def test_a_stopping_server_sends_watchers_away(tmp_path: Path) -> None:
+async def test_a_stopping_server_completes_watches_with_go_away(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"graceful_shutdown": True, "shutdown_wait_s": 20}
-    async with running(tmp_path, **settings) as server, line_to(server.address) as line:
+    async with running(tmp_path, **settings) as server, connection_to(server.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first))
         await eventually(lambda: parked(server) == 1)
         stopping = asyncio.create_task(server.server.stop())
-        assert (await line.answer(asked)).code == 1500
-        assert (await line.call(watch("A"))).code == 1500
+        assert (await line.answer(asked)).code == ResponseCode.GO_AWAY
+        assert (await line.call(watch("A"))).code == ResponseCode.GO_AWAY
         await line.close()
         await stopping
 
 
 async def test_a_server_without_watches_is_as_apaches(tmp_path: Path) -> None:
-    async with running(tmp_path, watch_enabled=False) as server, line_to(server.address) as line:
+    async with running(tmp_path, watch_enabled=False) as server, connection_to(server.address) as line:
         answer = await line.call(watch("A"))
-        assert (answer.code, answer.remark) == (3, " request type 21001 not supported")
+        assert (answer.code, answer.remark) == (
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            " request type 21001 not supported",
+        )
         await line.call(broker("A", "B").request)
         await line.call(318, body=b"supportActingMaster=true")
 
 
-async def test_nobody_parks_who_wants_no_answer(line: AsyncLine, nameserver: Running) -> None:
+async def test_a_oneway_watch_does_not_wait(line: AsyncConnection, nameserver: Running) -> None:
     first = await line.call(watch("A"))
-    await line.tell(watch("A", after=first))
-    assert (await line.call(106)).code == 0
+    await line.send_oneway(watch("A", after=first))
+    assert (await line.call(106)).code == ResponseCode.SUCCESS
     assert parked(nameserver) == 0
 
 
 async def test_a_connection_that_only_watches_is_not_idle(tmp_path: Path) -> None:
-    async with running(tmp_path, idle_timeout_s=10) as server, line_to(server.address) as line:
+    async with running(tmp_path, idle_timeout_s=10) as server, connection_to(server.address) as line:
         heard = await line.call(watch("A"))
         for _ in range(5):
             asked = await line.send(watch("A", after=heard, timeout_ms=60_000))
@@ -198,11 +205,11 @@ async def test_watches_beyond_the_bound_are_refused(nameserver: Running, monkeyp
     watches = nameserver.server._watches
     assert watches is not None
     monkeypatch.setattr(watches, "_watches_max", 1)
-    async with line_to(nameserver.address) as line, line_to(nameserver.address) as other:
+    async with connection_to(nameserver.address) as line, connection_to(nameserver.address) as other:
         first = await line.call(watch("A"))
         await line.send(watch("A", after=first))
         await eventually(lambda: parked(nameserver) == 1)
         answer = await other.call(watch("A", after=first))
-        assert answer.code == 2
+        assert answer.code == ResponseCode.SYSTEM_BUSY
         assert answer.remark is not None
         assert "1 watches wait already" in answer.remark

@@ -1,4 +1,4 @@
-"""The image, the compose file and the units of systemd, as far as they can be tried without Docker and systemd."""
+"""The image, the compose file and the systemd units, as far as they can be checked without Docker."""
 
 import json
 import re
@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.support.booted import booted
-from tests.support.shown import ROOT, understand
+from tests.support.shown import ROOT, check_arguments
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
@@ -24,7 +24,7 @@ METRICS = "http://127.0.0.1:9464/readyz"
 
 
 def listed(instruction: str) -> list[str]:
-    """The words of an instruction of the Dockerfile that has them as a list."""
+    """Return the arguments of a Dockerfile instruction in list form."""
     [words] = re.findall(rf"(?m)^{instruction} .*?(\[.*\])$", DOCKERFILE)
     return list(json.loads(words))
 
@@ -46,31 +46,31 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_every_command_is_understood(words: list[str], tmp_path: Path) -> None:
-    understand(words, tmp_path)
+@pytest.mark.parametrize("arguments", COMMANDS.values(), ids=COMMANDS)
+def test_the_cli_accepts_every_command(arguments: list[str], tmp_path: Path) -> None:
+    check_arguments(arguments, tmp_path)
 
 
-def test_what_is_copied_is_there_and_not_left_out() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     allowed = re.findall(r"(?m)^!(.*)$", (ROOT / ".dockerignore").read_text(encoding="utf-8"))
     copied = [name for line in re.findall(r"(?m)^COPY (?!--from)(.*)$", DOCKERFILE) for name in line.split()[:-1]]
     assert sorted(copied) == sorted(allowed)
     assert all((ROOT / name).exists() for name in copied)
 
 
-def test_extras_of_the_image_are_ours() -> None:
+def test_the_image_installs_known_extras() -> None:
     [extras] = re.findall(r"pip install .*'\.\[(.*)\]'", DOCKERFILE)
     known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert set(extras.split(",")) <= set(known)
 
 
-def test_nobody_is_root() -> None:
+def test_no_process_runs_as_root() -> None:
     assert re.findall(r"(?m)^USER (.*)$", DOCKERFILE) == ["skyroute"]
     for unit in UNITS:
         assert "\nUser=skyroute\n" in unit.read_text(encoding="utf-8")
 
 
-def test_the_health_check_tells_a_server_that_is_there_from_one_that_is_not(tmp_path: Path) -> None:
+def test_the_health_check_fails_without_a_server(tmp_path: Path) -> None:
     words = re.findall(r"(?m)^HEALTHCHECK .*CMD (\[.*\])$", DOCKERFILE)
     [program] = [json.loads(each)[2] for each in words]
     assert METRICS in program
@@ -88,7 +88,7 @@ def test_the_health_check_tells_a_server_that_is_there_from_one_that_is_not(tmp_
         assert is_healthy()
 
 
-def test_services_ask_each_other_where_they_are() -> None:
+def test_services_use_each_others_names_as_addresses() -> None:
     services = COMPOSE["services"]
     for name, service in services.items():
         assert set(service.get("depends_on", ())) <= set(services), name
@@ -98,10 +98,10 @@ def test_services_ask_each_other_where_they_are() -> None:
             assert asked is None or asked[1] in services, name
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_systemd_takes_the_unit(unit: Path, tmp_path: Path) -> None:
-    """But for the program, which is installed elsewhere here."""
+def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
+    """The path of the program is replaced, because it is installed elsewhere here."""
     text = unit.read_text(encoding="utf-8").replace("/opt/skyroute/bin/skyroute", sys.executable)
     (tmp_path / unit.name).write_text(text)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What users install: the wheel in an empty environment, with nothing of the source within reach."""
+"""The wheel in an empty environment, without the source."""
 
 import os
 import subprocess
@@ -95,7 +95,7 @@ def test_it_serves(installed: Path, tmp_path: Path) -> None:
         assert server.stop()[0] == 0
 
 
-def test_the_console_says_which_extra_it_needs_and_serves_once_it_is_there(
+def test_the_console_names_a_missing_extra_and_serves_once_it_is_installed(
     installed: Path, wheel: Path, tmp_path: Path
 ) -> None:
     command = [str(installed / "skyroute"), "console", "--port", "0", "--data", str(tmp_path)]

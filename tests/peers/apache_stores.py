@@ -10,9 +10,10 @@ import tempfile
 from pathlib import Path
 
 from tests.peers.test_store_files import TOPIC, WHOLE, Asked, write_topics
-from tests.support.apache import ApacheBroker, SkyrouteNameServer, eventually
+from tests.support.apache import ApacheBroker, SkyrouteNameServer
 from tests.support.raw import RawConnection
 from tests.support.single_damage import APACHE_SETTINGS, APACHE_STORES
+from tests.support.waiting import wait_until
 
 _FILE_SIZES = {
     "mappedFileSizeCommitLog": str(APACHE_SETTINGS.log_segment_bytes),
@@ -36,8 +37,8 @@ def make(folder: Path, left: str) -> Path:
         with RawConnection(broker.address) as line:
             apache = Asked(line)
             apache.fill()
-            eventually(lambda: apache.max_offset(TOPIC, 2) >= 39, what="the batch is dispatched")
-            eventually(lambda: apache.max_offset(WHOLE, 1) == 9, what="the last whole batch is dispatched")
+            wait_until(lambda: apache.max_offset(TOPIC, 2) >= 39, what="the batch is dispatched")
+            wait_until(lambda: apache.max_offset(WHOLE, 1) == 9, what="the last whole batch is dispatched")
         (broker.stop if left == "stopped" else broker.kill)()
     return store
 

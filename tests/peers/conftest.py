@@ -106,6 +106,6 @@ def broker(
     apache: NameServerProcess, ours: NameServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ApacheBroker]:
     """An Apache broker that is registered at both."""
-    home, rare = tmp_path_factory.mktemp("broker"), {"registerNameServerPeriod": "30000"}  # as where nobody sets it
+    home, rare = tmp_path_factory.mktemp("broker"), {"registerNameServerPeriod": "30000"}  # the default
     with ApacheBroker("peer-broker", home, [apache.address, ours.address], config=rare) as process:
         yield process

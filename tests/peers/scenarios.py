@@ -13,7 +13,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.peers.transcript import OUR_KEYS, PLACES, Stage, ids, properties_of
-from tests.support.apache import eventually
+from tests.support.codes import (
+    DELETE_KV,
+    DELETE_TOPIC,
+    FORBID_WRITES,
+    GET_CLUSTERS,
+    GET_CONFIG,
+    GET_KV,
+    GET_MEMBERS,
+    GET_ROUTE,
+    HEARTBEAT,
+    LIST_KV,
+    LIST_TOPICS,
+    NO_TOPIC,
+    NON_UNIT_SUBSCRIPTION_TOPICS,
+    NOT_FOUND,
+    NOTIFY_MIN_ID,
+    PUT_KV,
+    QUERY_VERSION,
+    REGISTER,
+    REGISTER_TOPIC,
+    RESTORE_WRITES,
+    SUCCESS,
+    SYSTEM_TOPICS,
+    TOPICS_OF_CLUSTER,
+    UNIT_SUBSCRIPTION_TOPICS,
+    UNIT_TOPICS,
+    UPDATE_CONFIG,
+)
 from tests.support.raw import (
     ClosedError,
     DataVersion,
@@ -26,6 +53,7 @@ from tests.support.raw import (
     loads,
     mapping,
 )
+from tests.support.waiting import wait_until
 
 Play = Callable[[Stage], None]
 
@@ -67,20 +95,22 @@ def master_registers(stage: Stage) -> None:
     assert (registered.code, registered.fields) == (0, {})
     route = stage.route("route", line, "T1")
     assert ids(route) == {stage.name("a"): {"0": "127.0.0.1:10911"}}
-    stage.ask("topics", line, 206)
+    stage.ask("topics", line, LIST_TOPICS)
     assert stage.body("topics") == {"topicList": [stage.name("T1"), stage.name("T2")]}
-    stage.ask("cluster", line, 106)
+    stage.ask("cluster", line, GET_CLUSTERS)
     assert stage.body("cluster")["clusterAddrTable"] == {stage.cluster: [stage.name("a")]}
-    stage.ask("members", line, 901, {"clusterName": stage.cluster, "brokerName": stage.name("a")})
-    stage.ask("members-by-another-cluster", line, 901, {"clusterName": "elsewhere", "brokerName": stage.name("a")})
-    stage.ask("members-unknown", line, 901, {"clusterName": stage.cluster, "brokerName": stage.name("nobody")})
-    assert stage.ask("register-again", line, master).code == 0
+    stage.ask("members", line, GET_MEMBERS, {"clusterName": stage.cluster, "brokerName": stage.name("a")})
+    stage.ask(
+        "members-by-another-cluster", line, GET_MEMBERS, {"clusterName": "elsewhere", "brokerName": stage.name("a")}
+    )
+    stage.ask("members-unknown", line, GET_MEMBERS, {"clusterName": stage.cluster, "brokerName": stage.name("nobody")})
+    assert stage.ask("register-again", line, master).code == SUCCESS
     assert stage.route("route-again", line, "T1").text == route.text
     assert stage.version_query("same-version", line, master, OLDER).fields == {"changed": "false"}
     assert stage.version_query("newer-version", line, master, NEWER).fields == {"changed": "true"}
-    stage.ask("no-version", line, 322, master.identity)
-    stage.ask("heartbeat", line, 904, master.identity)
-    stage.ask("heartbeat-of-nobody", line, 904, master.but(address="127.0.0.9:1").identity)
+    stage.ask("no-version", line, QUERY_VERSION, master.identity)
+    stage.ask("heartbeat", line, HEARTBEAT, master.identity)
+    stage.ask("heartbeat-of-nobody", line, HEARTBEAT, master.but(address="127.0.0.9:1").identity)
     stage.route("no-such-topic", line, "T9")
 
 
@@ -89,16 +119,16 @@ def partial_first_registration(stage: Stage) -> None:
     line = stage.line()
     alone = stage.ask("one-topic", line, stage.registration(topics="T1"))
     assert (alone.code, alone.remark) == (1, "register broker failed")
-    assert stage.route("route-after-refusal", line, "T1").code == 17
-    stage.ask("cluster-after-refusal", line, 106)
+    assert stage.route("route-after-refusal", line, "T1").code == NO_TOPIC
+    stage.ask("cluster-after-refusal", line, GET_CLUSTERS)
     if stage.is_ours:
         assert stage.body("cluster-after-refusal") == {"brokerAddrTable": {}, "clusterAddrTable": {}}
-    assert stage.ask("two-topics", line, stage.registration()).code == 0
-    assert stage.ask("one-more", line, stage.registration(topics="T3", data_version=NEWER)).code == 0
+    assert stage.ask("two-topics", line, stage.registration()).code == SUCCESS
+    assert stage.ask("one-more", line, stage.registration(topics="T3", data_version=NEWER)).code == SUCCESS
     for topic in ("T1", "T2", "T3"):
-        assert stage.route(f"route-{topic}", line, topic).code == 0
+        assert stage.route(f"route-{topic}", line, topic).code == SUCCESS
     no_topic = stage.registration("empty", 2, topics="")
-    assert stage.ask("no-topic", line, no_topic).code == 0
+    assert stage.ask("no-topic", line, no_topic).code == SUCCESS
     assert stage.members(line, "empty") == {"0": "127.0.0.2:10911"}
 
 
@@ -109,12 +139,12 @@ def old_slave(stage: Stage) -> None:
     slave = stage.registration(host=2, topics="T1 T2 T3", broker_id=1, generation=4)
     told = stage.ask("slave", line, slave)
     assert told.fields == {"masterAddr": "127.0.0.1:10911", "haServerAddr": "127.0.0.1:10912"}
-    assert stage.route("only-at-slave", line, "T3").code == 17
+    assert stage.route("only-at-slave", line, "T3").code == NO_TOPIC
     both = {"0": "127.0.0.1:10911", "1": "127.0.0.2:10911"}
     assert ids(stage.route("route", line, "T1")) == {stage.name("a"): both}
-    stage.ask("cluster", line, 106)
+    stage.ask("cluster", line, GET_CLUSTERS)
     stage.ask("slave-without-master", line, stage.registration("b", 3, broker_id=1, generation=4))
-    assert stage.route("route-legacy", line, "T1", version=399).code == 0
+    assert stage.route("route-legacy", line, "T1", version=399).code == SUCCESS
 
 
 @scenario(4, "master and slave swap roles without acting master")
@@ -122,7 +152,7 @@ def role_swap(stage: Stage) -> None:
     line, a, b = stage.line(), stage.registration(), stage.registration(host=2, broker_id=1)
     line.call(a.request)
     line.call(b.request)
-    assert stage.ask("unregister-a", line, a.unregistration).code == 0
+    assert stage.ask("unregister-a", line, a.unregistration).code == SUCCESS
     stage.until(lambda: stage.members(line) == {"1": "127.0.0.2:10911"}, "the slave is left")
     alone = stage.route("slave-alone", line, "T1")
     assert stage.perms(line, "T1") == {"a": 6}
@@ -134,11 +164,11 @@ def role_swap(stage: Stage) -> None:
     swapped = {"0": "127.0.0.2:10911", "1": "127.0.0.1:10911"}
     assert ids(stage.route("swapped", line, "T1")) == {stage.name("a"): swapped}
     stage.ask("unregister-nobody", line, stage.registration("nobody", 9).unregistration)
-    assert stage.ask("unregister-both-a", line, a.but(broker_id=1).unregistration).code == 0
-    assert stage.ask("unregister-both-b", line, b.but(broker_id=0).unregistration).code == 0
+    assert stage.ask("unregister-both-a", line, a.but(broker_id=1).unregistration).code == SUCCESS
+    assert stage.ask("unregister-both-b", line, b.but(broker_id=0).unregistration).code == SUCCESS
     stage.gone(line)
-    assert stage.route("both-gone", line, "T1").code == 17
-    stage.ask("cluster-empty", line, 106)
+    assert stage.route("both-gone", line, "T1").code == NO_TOPIC
+    stage.ask("cluster-empty", line, GET_CLUSTERS)
 
 
 @scenario(5, "a slave acts as master while the master is away", supportActingMaster="true")
@@ -153,9 +183,9 @@ def acting_master(stage: Stage) -> None:
     line.call(a.unregistration)
     stage.until(lambda: stage.perms(line, "T1") == {"a": 4}, "the route loses its write bit")
     assert ids(stage.route("acting", line, "T1")) == {stage.name("a"): {"0": "127.0.0.2:10911"}}
-    true_ids = stage.note("true-members", line.call(105, {"topic": members_topic}), strict=True)
+    true_ids = stage.note("true-members", line.call(GET_ROUTE, {"topic": members_topic}), strict=True)
     assert ids(true_ids) == {stage.name("a"): {"1": "127.0.0.2:10911"}}
-    stage.ask("cluster-while-acting", line, 106)
+    stage.ask("cluster-while-acting", line, GET_CLUSTERS)
     stage.ask("b-again", line, b)
     stage.route("still-acting", line, "T1")
     stage.ask("a-returns", line, a)
@@ -170,12 +200,12 @@ def lone_slave(stage: Stage) -> None:
     for number, (flag, perms) in enumerate([(True, {"true": 4}), (False, {"false": 6}), (None, {})], start=1):
         name = str(flag).lower()
         slave = stage.registration(name, number, f"T{name} U{name}", broker_id=1, acting=flag)
-        assert stage.ask(f"register-{name}", line, slave).code == 0
+        assert stage.ask(f"register-{name}", line, slave).code == SUCCESS
         assert stage.perms(line, f"T{name}") == perms
         stage.route(f"route-{name}", line, f"T{name}")
         with stage.settings(supportActingMaster="true"):
             stage.route(f"route-{name}-acting-on", line, f"T{name}")
-    stage.ask("cluster", line, 106)
+    stage.ask("cluster", line, GET_CLUSTERS)
 
 
 @scenario(7, "two addresses claim one id: the larger state version wins")
@@ -200,13 +230,13 @@ def checksum(stage: Stage) -> None:
     line, right = stage.line(), stage.registration()
     wrong = stage.ask("wrong", line, right.but(crc=12345))
     assert (wrong.code, wrong.remark) == (1, "crc32 not match")
-    assert stage.route("nothing-registered", line, "T1").code == 17
-    assert stage.ask("zero", line, right.but(crc=0)).code == 0
-    assert stage.ask("right", line, right).code == 0
+    assert stage.route("nothing-registered", line, "T1").code == NO_TOPIC
+    assert stage.ask("zero", line, right.but(crc=0)).code == SUCCESS
+    assert stage.ask("right", line, right).code == SUCCESS
     stage.route("registered", line, "T1")
     empty = right.request
-    stage.ask("no-body-but-a-checksum", line, Request(103, {**empty.fields, "bodyCrc32": "7"}))
-    stage.ask("no-body-no-checksum", line, Request(103, {**empty.fields, "bodyCrc32": "0"}))
+    stage.ask("no-body-but-a-checksum", line, Request(REGISTER, {**empty.fields, "bodyCrc32": "7"}))
+    stage.ask("no-body-no-checksum", line, Request(REGISTER, {**empty.fields, "bodyCrc32": "0"}))
 
 
 @scenario(9, "compressed registrations, one of them mislabelled", returnOrderTopicConfigToBroker="false")
@@ -214,22 +244,22 @@ def compressed(stage: Stage) -> None:
     line = stage.line()
     static = {stage.name("S"): mapping(stage.name("S"), stage.name("five"), 2)}
     four = stage.registration("four", 1, "F1 F2", generation=4, deflate=True)
-    assert stage.ask("four", line, four).code == 0
-    assert stage.route("route-four", line, "F1").code == 0
+    assert stage.ask("four", line, four).code == SUCCESS
+    assert stage.route("route-four", line, "F1").code == SUCCESS
     five = stage.registration("five", 2, "V1 V2 S", deflate=True, mappings=static, filter_servers=["127.0.0.2:5"])
-    assert stage.ask("five", line, five).code == 0
+    assert stage.ask("five", line, five).code == SUCCESS
     stage.route("route-five", line, "V1")
     assert "topicQueueMappingByBroker" in stage.route("route-static", line, "S").value
     stage.route("route-static-legacy", line, "S", version=399)
     plain = five.but(broker=stage.name("plain"), address="127.0.0.3:10911", deflate=False)
-    assert stage.ask("bare-keys-in-json", line, plain).code == 0
+    assert stage.ask("bare-keys-in-json", line, plain).code == SUCCESS
     three = stage.registration("three", 5, "Y1 Y2", generation=3)
-    assert stage.ask("generation-three", line, three).code == 0
+    assert stage.ask("generation-three", line, three).code == SUCCESS
     stage.route("route-generation-three", line, "Y1")
     lied = stage.registration("lied", 4, "L1 L2", deflate=True, flag_compressed=False)
     answer = stage.ask("zlib-flagged-plain", line, lied)
     if stage.is_ours:
-        assert answer.code == 0
+        assert answer.code == SUCCESS
     stage.route("route-zlib-flagged-plain", line, "L1")
 
 
@@ -238,7 +268,7 @@ def write_permission(stage: Stage) -> None:
     line, a, b = stage.line(), stage.registration(), stage.registration("b", 2)
     line.call(a.request)
     line.call(b.request)
-    wiped = stage.ask("wipe", line, 205, {"brokerName": stage.name("a")})
+    wiped = stage.ask("wipe", line, FORBID_WRITES, {"brokerName": stage.name("a")})
     assert wiped.fields == {"wipeTopicCount": "2"}
     stage.route("wiped", line, "T1")
     assert stage.perms(line, "T1") == {"a": 4, "b": 6}
@@ -248,16 +278,20 @@ def write_permission(stage: Stage) -> None:
     line.call(a.but(data_version=NEWER).request)
     assert stage.perms(line, "T1") == {"a": 6, "b": 6}
     stage.route("after-new-version", line, "T1")
-    stage.ask("wipe-again", line, 205, {"brokerName": stage.name("a")})
-    added = stage.ask("add", line, 327, {"brokerName": stage.name("a")})
+    stage.ask("wipe-again", line, FORBID_WRITES, {"brokerName": stage.name("a")})
+    added = stage.ask("add", line, RESTORE_WRITES, {"brokerName": stage.name("a")})
     assert added.fields == {"addTopicCount": "2"}
     stage.route("added", line, "T1")
     assert stage.perms(line, "T1") == {"a": 6, "b": 6}
-    assert stage.ask("wipe-nobody", line, 205, {"brokerName": stage.name("x")}).fields == {"wipeTopicCount": "0"}
-    assert stage.ask("add-nobody", line, 327, {"brokerName": stage.name("x")}).fields == {"addTopicCount": "0"}
+    assert stage.ask("wipe-nobody", line, FORBID_WRITES, {"brokerName": stage.name("x")}).fields == {
+        "wipeTopicCount": "0"
+    }
+    assert stage.ask("add-nobody", line, RESTORE_WRITES, {"brokerName": stage.name("x")}).fields == {
+        "addTopicCount": "0"
+    }
     odd = stage.registration("odd", 3).but(topics=stage.topics("P1", "P2", perm=13))
     line.call(odd.request)
-    stage.ask("add-to-inherited", line, 327, {"brokerName": stage.name("odd")})
+    stage.ask("add-to-inherited", line, RESTORE_WRITES, {"brokerName": stage.name("odd")})
     stage.route("added-to-inherited", line, "P1")
 
 
@@ -271,9 +305,9 @@ def closed_connection(stage: Stage) -> None:
     closed_at = time.monotonic()
     stage.gone(asker)
     assert time.monotonic() - closed_at < 1.0
-    assert stage.route("route", asker, "T1").code == 17
-    stage.ask("cluster", asker, 106)
-    stage.ask("topics", asker, 206)
+    assert stage.route("route", asker, "T1").code == NO_TOPIC
+    stage.ask("cluster", asker, GET_CLUSTERS)
+    stage.ask("topics", asker, LIST_TOPICS)
     assert stage.body("topics") == {"topicList": []}
 
     container = stage.line()
@@ -301,7 +335,7 @@ def moved_connection(stage: Stage) -> None:
     stage.gone(new, "marker")
     assert stage.members(new) == {"0": "127.0.0.1:10911"}
     stage.route("still-there", new, "T1")
-    stage.ask("cluster", new, 106)
+    stage.ask("cluster", new, GET_CLUSTERS)
 
 
 @scenario(13, "a silent broker leaves after its own time-out; one-way heartbeats keep the others", in_binary_too=False)
@@ -319,14 +353,14 @@ def heartbeats(stage: Stage) -> None:
     def beat_and_look() -> bool:
         nonlocal counter
         counter += 1
-        asker.tell(322, queries.identity, compact(DataVersion(counter).wire()).encode())
-        asker.tell(904, beats.identity)
+        asker.send_oneway(QUERY_VERSION, queries.identity, compact(DataVersion(counter).wire()).encode())
+        asker.send_oneway(HEARTBEAT, beats.identity)
         return not stage.members(asker, "silent")
 
-    eventually(beat_and_look, timeout_s=12, every_s=0.5, what="the silent broker leaves")
+    wait_until(beat_and_look, timeout_s=12, what="the silent broker leaves")
     assert time.monotonic() - started > 3.0
     assert silent_line.is_closed_by_peer()
-    stage.ask("cluster", asker, 106)
+    stage.ask("cluster", asker, GET_CLUSTERS)
     assert set(stage.body("cluster")["brokerAddrTable"]) == {stage.name("queries"), stage.name("beats")}
     assert not asker.strays
     stage.version_query("version-is-as-registered", asker, queries, OLDER)
@@ -338,16 +372,16 @@ def delete_topic(stage: Stage) -> None:
     line.call(stage.registration().request)
     other = stage.registration("b", 2).but(cluster=stage.name("other"))
     line.call(other.request)
-    stage.ask("unknown-cluster", line, 216, {"topic": stage.name("T1"), "clusterName": stage.name("x")})
+    stage.ask("unknown-cluster", line, DELETE_TOPIC, {"topic": stage.name("T1"), "clusterName": stage.name("x")})
     assert stage.perms(line, "T1") == {"a": 6, "b": 6}
-    stage.ask("in-cluster", line, 216, {"topic": stage.name("T1"), "clusterName": stage.cluster})
+    stage.ask("in-cluster", line, DELETE_TOPIC, {"topic": stage.name("T1"), "clusterName": stage.cluster})
     assert stage.perms(line, "T1") == {"b": 6}
     stage.route("other-cluster-left", line, "T1")
-    stage.ask("everywhere", line, 216, {"topic": stage.name("T2")})
-    assert stage.route("nowhere", line, "T2").code == 17
-    stage.ask("in-last-cluster", line, 216, {"topic": stage.name("T1"), "clusterName": stage.name("other")})
-    assert stage.route("last-cluster", line, "T1").code == 17
-    stage.ask("unknown-topic", line, 216, {"topic": stage.name("T9")})
+    stage.ask("everywhere", line, DELETE_TOPIC, {"topic": stage.name("T2")})
+    assert stage.route("nowhere", line, "T2").code == NO_TOPIC
+    stage.ask("in-last-cluster", line, DELETE_TOPIC, {"topic": stage.name("T1"), "clusterName": stage.name("other")})
+    assert stage.route("last-cluster", line, "T1").code == NO_TOPIC
+    stage.ask("unknown-topic", line, DELETE_TOPIC, {"topic": stage.name("T9")})
     line.call(other.request)
     stage.route("back-with-the-next-registration", line, "T1")
     assert stage.perms(line, "T1") == {"b": 6}
@@ -369,7 +403,7 @@ def delete_with_registration(stage: Stage) -> None:
         assert stage.perms(line, "T3") == {"b": 6}
         stage.route("left-at-b", line, "T3")
         line.call(b.but(topics=stage.topics("T1", "T2"), data_version=NEWER).request)
-        assert stage.route("left-nowhere", line, "T3").code == 17
+        assert stage.route("left-nowhere", line, "T3").code == NO_TOPIC
 
 
 @scenario(16, "a topic alone is registered for brokers that are known")
@@ -380,20 +414,20 @@ def register_topic(stage: Stage) -> None:
         return compact({"brokerDatas": [], "filterServerTable": {}, "queueDatas": queues}).encode()
 
     line = stage.line()
-    assert stage.ask("unknown-broker", line, 217, {"topic": stage.name("N1")}, body("a")).code == 0
-    assert stage.route("no-route", line, "N1").code == 17
+    assert stage.ask("unknown-broker", line, REGISTER_TOPIC, {"topic": stage.name("N1")}, body("a")).code == SUCCESS
+    assert stage.route("no-route", line, "N1").code == NO_TOPIC
     line.call(stage.registration().request)
     line.call(stage.registration("b", 2).request)
-    assert stage.ask("known-broker", line, 217, {"topic": stage.name("N1")}, body("a")).code == 0
-    assert stage.route("route", line, "N1").code == 0
-    stage.ask("second-broker", line, 217, {"topic": stage.name("N1")}, body("b"))
+    assert stage.ask("known-broker", line, REGISTER_TOPIC, {"topic": stage.name("N1")}, body("a")).code == SUCCESS
+    assert stage.route("route", line, "N1").code == SUCCESS
+    stage.ask("second-broker", line, REGISTER_TOPIC, {"topic": stage.name("N1")}, body("b"))
     stage.route("route-of-two", line, "N1")
-    stage.ask("one-of-two-known", line, 217, {"topic": stage.name("N2")}, body("a", "x"))
+    stage.ask("one-of-two-known", line, REGISTER_TOPIC, {"topic": stage.name("N2")}, body("a", "x"))
     stage.route("all-or-nothing-when-new", line, "N2")
-    stage.ask("known-then-unknown", line, 217, {"topic": stage.name("T1")}, body("b", "x"))
+    stage.ask("known-then-unknown", line, REGISTER_TOPIC, {"topic": stage.name("T1")}, body("b", "x"))
     stage.route("known-part-stays", line, "T1")
-    stage.ask("no-queues", line, 217, {"topic": stage.name("N3")}, body())
-    assert stage.route("no-queues-no-route", line, "N3").code == 17
+    stage.ask("no-queues", line, REGISTER_TOPIC, {"topic": stage.name("N3")}, body())
+    assert stage.route("no-queues-no-route", line, "N3").code == NO_TOPIC
 
 
 @scenario(17, "settings change at run time, but not those on the black list")
@@ -401,10 +435,10 @@ def settings_at_run_time(stage: Stage) -> None:
     line = stage.line()
 
     def value(key: str) -> str | None:
-        return properties_of(line.call(319).text).get(key)
+        return properties_of(line.call(GET_CONFIG).text).get(key)
 
     def update(step: str, text: str) -> int:
-        return stage.ask(step, line, 318, body=text.encode()).code
+        return stage.ask(step, line, UPDATE_CONFIG, body=text.encode()).code
 
     for key in ("configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"):
         assert update(f"forbidden-{key}", f"{key}=elsewhere\nproductEnvName=changed\n") == 16
@@ -426,14 +460,20 @@ def settings_at_run_time(stage: Stage) -> None:
     assert update("put-back", "productEnvName=center\nnotifyMinBrokerIdChanged=false\n") == 0
     assert update("empty", "") == 0
     assert update("comment-only", "# nothing\n") == 0
-    stage.note("listed", reply := line.call(319), body=_comparable_settings(reply.text))
+    stage.note("listed", reply := line.call(GET_CONFIG), body=_comparable_settings(reply.text))
     if stage.is_ours:
         assert properties_of(reply.text).keys() >= OUR_KEYS
     lines = reply.text.splitlines()
     assert lines == sorted(lines, key=lambda text: text.split("=", 1)[0])
     for key in ("enableAllTopicList", "enableTopicList"):
         with stage.settings(**{key: "false"}):
-            for code in (206, 224, 311, 312, 313):
+            for code in (
+                LIST_TOPICS,
+                TOPICS_OF_CLUSTER,
+                UNIT_TOPICS,
+                UNIT_SUBSCRIPTION_TOPICS,
+                NON_UNIT_SUBSCRIPTION_TOPICS,
+            ):
                 stage.ask(f"{key}-off-{code}", line, code, {"cluster": stage.cluster})
 
 
@@ -446,20 +486,20 @@ def _comparable_settings(text: str) -> dict[str, str]:
 def kv_config(stage: Stage) -> None:
     line = stage.line()
     space, order = stage.name("space"), "ORDER_TOPIC_CONFIG"
-    stage.ask("get-unknown", line, 101, {"namespace": space, "key": "k"})
-    stage.ask("list-unknown", line, 219, {"namespace": space})
+    stage.ask("get-unknown", line, GET_KV, {"namespace": space, "key": "k"})
+    stage.ask("list-unknown", line, LIST_KV, {"namespace": space})
     for key, value in (("k", "v"), ("text", 'a "b" \\ / ü 中 =;')):
-        assert stage.ask(f"put-{key}", line, 100, {"namespace": space, "key": key, "value": value}).code == 0
-        assert stage.ask(f"get-{key}", line, 101, {"namespace": space, "key": key}).fields == {"value": value}
-    listed = line.call(219, {"namespace": space})
+        assert stage.ask(f"put-{key}", line, PUT_KV, {"namespace": space, "key": key, "value": value}).code == SUCCESS
+        assert stage.ask(f"get-{key}", line, GET_KV, {"namespace": space, "key": key}).fields == {"value": value}
+    listed = line.call(LIST_KV, {"namespace": space})
     stage.note("list", listed, body=listed.value)
     ordered = {"namespace": order, "key": stage.name("T1")}
-    stage.ask("put-order", line, 100, {**ordered, "value": f"{stage.name('a')}:4"})
+    stage.ask("put-order", line, PUT_KV, {**ordered, "value": f"{stage.name('a')}:4"})
     stage.remember("file", loads(stage.server.kv_file.read_text())["configTable"][space])
 
     stage.server.restart()
     line = stage.line()
-    assert stage.ask("get-after-restart", line, 101, {"namespace": space, "key": "k"}).fields == {"value": "v"}
+    assert stage.ask("get-after-restart", line, GET_KV, {"namespace": space, "key": "k"}).fields == {"value": "v"}
     stage.ask("register", line, stage.registration())
     assert stage.body("register") == {"table": {stage.name("T1"): f"{stage.name('a')}:4"}}
     assert "orderTopicConf" not in stage.route("order-off", line, "T1").value
@@ -470,12 +510,12 @@ def kv_config(stage: Stage) -> None:
         assert not stage.ask("register-untold", line, stage.registration()).body
 
     for key in ("k", "text"):
-        stage.ask(f"delete-{key}", line, 102, {"namespace": space, "key": key})
-    assert stage.ask("get-deleted", line, 101, {"namespace": space, "key": "k"}).code == 22
-    stage.ask("list-empty", line, 219, {"namespace": space})
-    stage.ask("delete-deleted", line, 102, {"namespace": space, "key": "k"})
-    stage.ask("delete-in-unknown", line, 102, {"namespace": stage.name("nowhere"), "key": "k"})
-    stage.ask("delete-order", line, 102, ordered)
+        stage.ask(f"delete-{key}", line, DELETE_KV, {"namespace": space, "key": key})
+    assert stage.ask("get-deleted", line, GET_KV, {"namespace": space, "key": "k"}).code == NOT_FOUND
+    stage.ask("list-empty", line, LIST_KV, {"namespace": space})
+    stage.ask("delete-deleted", line, DELETE_KV, {"namespace": space, "key": "k"})
+    stage.ask("delete-in-unknown", line, DELETE_KV, {"namespace": stage.name("nowhere"), "key": "k"})
+    stage.ask("delete-order", line, DELETE_KV, ordered)
 
 
 @scenario(19, "the dialect of a route follows the asker")
@@ -498,8 +538,8 @@ def dialects(stage: Stage) -> None:
     assert '"zoneName":"z/1\u4e2d\\"x' in legacy.text
     if not stage.is_ours:  # fastjson, up to 5.3, wrote `z\\/1\\u4E2D` here; fastjson2, in 5.5.0, leaves it as it is
         assert '"zoneName":"z/1\u4e2d\\"x' in strict.text
-    stage.ask("cluster-is-legacy", line, 106)
-    stage.ask("members-are-legacy", line, 901, {"clusterName": stage.cluster, "brokerName": stage.name("a")})
+    stage.ask("cluster-is-legacy", line, GET_CLUSTERS)
+    stage.ask("members-are-legacy", line, GET_MEMBERS, {"clusterName": stage.cluster, "brokerName": stage.name("a")})
 
 
 @scenario(20, "a zone sees its own brokers, and those without a master")
@@ -511,30 +551,33 @@ def zones(stage: Stage) -> None:
     line.call(orphan.request)
     zone = {"__ZONE_MODE": "true", "__ZONE_NAME": "z1"}
     stage.route("no-zone", line, "T1")
-    near = stage.note("zone", line.call(105, {"topic": stage.name("T1"), **zone}))
+    near = stage.note("zone", line.call(GET_ROUTE, {"topic": stage.name("T1"), **zone}))
     assert set(ids(near)) == {stage.name("a"), stage.name("c")}
-    capitals = line.call(105, {"topic": stage.name("T1"), "__ZONE_MODE": "TRUE", "__ZONE_NAME": "Z1"})
+    capitals = line.call(GET_ROUTE, {"topic": stage.name("T1"), "__ZONE_MODE": "TRUE", "__ZONE_NAME": "Z1"})
     assert set(ids(stage.note("zone-in-capitals", capitals))) == {stage.name("a"), stage.name("c")}
-    stage.note("zone-elsewhere", line.call(105, {"topic": stage.name("T1"), **zone, "__ZONE_NAME": "z3"}))
-    stage.note("zone-mode-off", line.call(105, {"topic": stage.name("T1"), **zone, "__ZONE_MODE": "false"}))
-    stage.note("zone-blank", line.call(105, {"topic": stage.name("T1"), **zone, "__ZONE_NAME": " "}))
-    stage.note("zone-without-name", line.call(105, {"topic": stage.name("T1"), "__ZONE_MODE": "true"}))
-    stage.note("zone-no-route", line.call(105, {"topic": stage.name("T9"), **zone}))
-    legacy = Request(105, {"topic": stage.name("T1"), **zone}, version=399)
+    stage.note("zone-elsewhere", line.call(GET_ROUTE, {"topic": stage.name("T1"), **zone, "__ZONE_NAME": "z3"}))
+    stage.note("zone-mode-off", line.call(GET_ROUTE, {"topic": stage.name("T1"), **zone, "__ZONE_MODE": "false"}))
+    stage.note("zone-blank", line.call(GET_ROUTE, {"topic": stage.name("T1"), **zone, "__ZONE_NAME": " "}))
+    stage.note("zone-without-name", line.call(GET_ROUTE, {"topic": stage.name("T1"), "__ZONE_MODE": "true"}))
+    stage.note("zone-no-route", line.call(GET_ROUTE, {"topic": stage.name("T9"), **zone}))
+    legacy = Request(GET_ROUTE, {"topic": stage.name("T1"), **zone}, version=399)
     stage.note("zone-legacy", line.call(legacy))
 
 
 @scenario(21, "a server that tells routes cannot be made to wait again from afar")
 def readiness(stage: Stage) -> None:
     line = stage.line()
-    assert stage.ask("register", line, stage.registration()).code == 0
-    wait = stage.ask("wait", line, 318, body=b"needWaitForService=true\nwaitSecondsForService=3600\n")
+    assert stage.ask("register", line, stage.registration()).code == SUCCESS
+    wait = stage.ask("wait", line, UPDATE_CONFIG, body=b"needWaitForService=true\nwaitSecondsForService=3600\n")
     if stage.is_ours:
         assert "needWaitForService=true is refused" in (wait.remark or "")
-        assert stage.line().call(105, {"topic": stage.name("T1")}).code == 0
-    stage.ask("cluster", line, 106)
-    assert stage.ask("put-back", line, 318, body=b"needWaitForService=false\nwaitSecondsForService=45\n").code == 0
-    assert stage.route("never-asked-to-wait", line, "T1").code == 0
+        assert stage.line().call(GET_ROUTE, {"topic": stage.name("T1")}).code == SUCCESS
+    stage.ask("cluster", line, GET_CLUSTERS)
+    assert (
+        stage.ask("put-back", line, UPDATE_CONFIG, body=b"needWaitForService=false\nwaitSecondsForService=45\n").code
+        == SUCCESS
+    )
+    assert stage.route("never-asked-to-wait", line, "T1").code == SUCCESS
 
 
 @scenario(22, "an unknown code is refused, one-way it is ignored")
@@ -544,13 +587,13 @@ def unknown_code(stage: Stage) -> None:
     assert (refused.code, refused.remark) == (3, " request type 9999 not supported")
     for step, code in (("zero", 0), ("of-a-broker", 10), ("of-a-controller", 1005), ("negative", -5)):
         stage.ask(step, line, code)
-    line.tell(9999)
-    line.tell(105, {"topic": stage.name("T9")})
-    line.tell(stage.registration(topics="T1").request)
-    stage.ask("after-one-way", line, 206)
-    stage.ask("after-one-way-2", line, 206)
+    line.send_oneway(9999)
+    line.send_oneway(GET_ROUTE, {"topic": stage.name("T9")})
+    line.send_oneway(stage.registration(topics="T1").request)
+    stage.ask("after-one-way", line, LIST_TOPICS)
+    stage.ask("after-one-way-2", line, LIST_TOPICS)
     line.write(encode(Request(0), 77, flag=1))
-    stage.ask("after-a-reply-nobody-asked-for", line, 206)
+    stage.ask("after-a-reply-nobody-asked-for", line, LIST_TOPICS)
     assert not line.strays
 
 
@@ -559,14 +602,14 @@ def system_topics(stage: Stage) -> None:
     line = stage.line()
     line.call(stage.registration().request)
     line.call(stage.registration("b", 2, "T2 T3").but(cluster=stage.name("other")).request)
-    reply = line.call(304)
+    reply = line.call(SYSTEM_TOPICS)
     names = sorted(name for name in reply.value["topicList"] if name.startswith(stage.prefix))
     has_address = ":" in reply.value["brokerAddr"]
     stage.note("system-topics", reply, body={"topicList": names, "has an address": has_address})
     assert names == [stage.name("a"), stage.name("b"), stage.name("cluster"), stage.name("other")]
     assert has_address
     for cluster in ("cluster", "other", "unknown"):
-        stage.ask(f"topics-of-{cluster}", line, 224, {"cluster": stage.name(cluster)})
+        stage.ask(f"topics-of-{cluster}", line, TOPICS_OF_CLUSTER, {"cluster": stage.name(cluster)})
     assert stage.body("topics-of-other") == {"topicList": [stage.name("T2"), stage.name("T3")]}
     assert stage.body("topics-of-unknown") == {"topicList": []}
 
@@ -576,7 +619,7 @@ def unit_lists(stage: Stage) -> None:
     line = stage.line()
     flagged = stage.registration()
     flagged = flagged.but(topics=tuple(stage.topics(f"U{flag}", sys_flag=flag)[0] for flag in range(4)))
-    lists = {311: ["U1", "U3"], 312: ["U2", "U3"], 313: ["U2"]}
+    lists = {UNIT_TOPICS: ["U1", "U3"], UNIT_SUBSCRIPTION_TOPICS: ["U2", "U3"], NON_UNIT_SUBSCRIPTION_TOPICS: ["U2"]}
     line.call(flagged.request)
     for code, expected in lists.items():
         stage.ask(f"json-{code}", line, code)
@@ -593,24 +636,24 @@ def unit_lists(stage: Stage) -> None:
 @scenario(25, "members are told when their smallest id changes", notifyMinBrokerIdChanged="true")
 def smallest_id(stage: Stage) -> None:
     line = stage.line()
-    ears = [stage.listener(f"address-{number}") for number in range(3)]
+    listeners = [stage.listener(f"address-{number}") for number in range(3)]
     members = [
-        stage.registration().but(address=ear.address, ha_address=f"ha-{number}", broker_id=number, acting=True)
-        for number, ear in enumerate(ears)
+        stage.registration().but(address=listener.address, ha_address=f"ha-{number}", broker_id=number, acting=True)
+        for number, listener in enumerate(listeners)
     ]
     for member in members:
         line.call(member.request)
     line.call(members[0].unregistration)
     for number in (1, 2):
-        told = stage.note(f"master-left-told-{number}", ears[number].receive())
-        assert (told.code, told.is_one_way) == (905, True)
+        told = stage.note(f"master-left-told-{number}", listeners[number].receive())
+        assert (told.code, told.is_one_way) == (NOTIFY_MIN_ID, True)
         assert told.fields["minBrokerId"] == "1"
-        assert told.fields["offlineBrokerAddr"] == ears[0].address
+        assert told.fields["offlineBrokerAddr"] == listeners[0].address
     line.call(members[0].request)
     for number in (1, 2):
-        told = stage.note(f"master-back-told-{number}", ears[number].receive())
+        told = stage.note(f"master-back-told-{number}", listeners[number].receive())
         assert told.fields["haBrokerAddr"] == "ha-0"
-        assert (told.fields["minBrokerId"], told.fields["minBrokerAddr"]) == ("0", ears[0].address)
+        assert (told.fields["minBrokerId"], told.fields["minBrokerAddr"]) == ("0", listeners[0].address)
 
 
 # ------------------------------------------------------------------------- beyond the list: what peers do get wrong
@@ -620,34 +663,34 @@ def smallest_id(stage: Stage) -> None:
 def missing_fields(stage: Stage) -> None:
     line, full = stage.line(), stage.registration()
     space = stage.name("space")
-    stage.ask("route-without-topic", line, 105)
-    stage.ask("delete-without-topic", line, 216)
-    stage.ask("register-topic-without-topic", line, 217, body=b'{"queueDatas":[]}')
-    stage.ask("put-without-namespace", line, 100, {"key": "k", "value": "v"})
-    stage.ask("put-without-key", line, 100, {"namespace": space, "value": "v"})
-    stage.ask("put-without-value", line, 100, {"namespace": space, "key": "k"})
-    stage.ask("get-without-namespace", line, 101, {"key": "k"})
-    stage.ask("delete-kv-without-key", line, 102, {"namespace": space})
-    stage.ask("list-without-namespace", line, 219)
-    stage.ask("cluster-topics-without-cluster", line, 224)
-    stage.ask("wipe-without-brokerName", line, 205)
-    stage.ask("add-without-brokerName", line, 327)
-    stage.ask("members-without-brokerName", line, 901, {"clusterName": stage.cluster})
+    stage.ask("route-without-topic", line, GET_ROUTE)
+    stage.ask("delete-without-topic", line, DELETE_TOPIC)
+    stage.ask("register-topic-without-topic", line, REGISTER_TOPIC, body=b'{"queueDatas":[]}')
+    stage.ask("put-without-namespace", line, PUT_KV, {"key": "k", "value": "v"})
+    stage.ask("put-without-key", line, PUT_KV, {"namespace": space, "value": "v"})
+    stage.ask("put-without-value", line, PUT_KV, {"namespace": space, "key": "k"})
+    stage.ask("get-without-namespace", line, GET_KV, {"key": "k"})
+    stage.ask("delete-kv-without-key", line, DELETE_KV, {"namespace": space})
+    stage.ask("list-without-namespace", line, LIST_KV)
+    stage.ask("cluster-topics-without-cluster", line, TOPICS_OF_CLUSTER)
+    stage.ask("wipe-without-brokerName", line, FORBID_WRITES)
+    stage.ask("add-without-brokerName", line, RESTORE_WRITES)
+    stage.ask("members-without-brokerName", line, GET_MEMBERS, {"clusterName": stage.cluster})
     said = full.request.fields
     for field in ("brokerName", "brokerAddr", "clusterName", "brokerId"):
-        stage.ask(f"register-without-{field}", line, Request(103, _without(said, field), full.body))
-    word = Request(103, {**said, "brokerId": "x"}, full.body)
+        stage.ask(f"register-without-{field}", line, Request(REGISTER, _without(said, field), full.body))
+    word = Request(REGISTER, {**said, "brokerId": "x"}, full.body)
     stage.ask("register-without-brokerId-but-a-word", line, word)
     for field in ("brokerAddr", "clusterName"):
-        stage.ask(f"beat-without-{field}", line, 904, _without(full.identity, field))
+        stage.ask(f"beat-without-{field}", line, HEARTBEAT, _without(full.identity, field))
         version = compact(OLDER.wire()).encode()
-        stage.ask(f"query-without-{field}", line, 322, _without(full.identity, field), version)
+        stage.ask(f"query-without-{field}", line, QUERY_VERSION, _without(full.identity, field), version)
     if stage.is_ours:
         for step, noted in stage.steps.items():
             assert noted["code"] == 1, step
             assert step.split("-without-")[1].split("-")[0] in noted["remark"], step
-    without = Request(103, _without(said, "haServerAddr"), full.body)
-    assert stage.ask("register-without-haServerAddr", line, without).code == 0
+    without = Request(REGISTER, _without(said, "haServerAddr"), full.body)
+    assert stage.ask("register-without-haServerAddr", line, without).code == SUCCESS
     stage.ask("slave-of-a-master-without-haServerAddr", line, full.but(address="127.0.0.2:10911", broker_id=1))
 
 
@@ -672,7 +715,7 @@ def broken_bodies(stage: Stage) -> None:
     for number, (step, body) in enumerate(bodies.items(), start=1):
         fields = {**stage.registration(step, number).request.fields, "bodyCrc32": "0"}
         fields["compressed"] = "true" if "zlib" in step else "false"
-        stage.ask(step, line, Request(103, fields, body))
+        stage.ask(step, line, Request(REGISTER, fields, body))
         stage.remember(f"{step}-is-registered", bool(stage.members(line, step)))
 
 
@@ -737,7 +780,7 @@ def fatal_frames(stage: Stage) -> None:
     for step, data in (frames | openings).items():
         line = stage.line()
         if step in frames:  # nothing is decided on fewer than twelve bytes, and some of these are shorter
-            assert line.call(206).code == 0
+            assert line.call(LIST_TOPICS).code == SUCCESS
         line.write(data)
         stage.remember(step, {"closed": line.is_closed_by_peer(), "answers": len(line.strays)})
     line, header = stage.line(), b'{"code":206,"opaque":5}'
@@ -757,7 +800,7 @@ def proxy_header(stage: Stage) -> None:
     for step, prologue in prologues.items():
         line = stage.line()
         line.write(prologue)
-        assert stage.ask(step, line, 206).code == 0
+        assert stage.ask(step, line, LIST_TOPICS).code == SUCCESS
 
 
 @scenario(31, "a broker moves: same name in another cluster, and a new address for an old id")
@@ -765,13 +808,13 @@ def moves(stage: Stage) -> None:
     line, a = stage.line(), stage.registration()
     line.call(a.request)
     stage.ask("new-address", line, a.but(address="127.0.0.7:10911"))
-    stage.ask("cluster-after-move", line, 106)
+    stage.ask("cluster-after-move", line, GET_CLUSTERS)
     elsewhere = a.but(cluster=stage.name("elsewhere"), address="127.0.0.7:10911")
     stage.ask("new-cluster", line, elsewhere)
-    stage.ask("cluster-after-rename", line, 106)
+    stage.ask("cluster-after-rename", line, GET_CLUSTERS)
     stage.route("route-after-rename", line, "T1")
     for step, cluster in (("old", stage.cluster), ("new", stage.name("elsewhere"))):
-        stage.ask(f"topics-of-{step}-cluster", line, 224, {"cluster": cluster})
+        stage.ask(f"topics-of-{step}-cluster", line, TOPICS_OF_CLUSTER, {"cluster": cluster})
 
 
 @scenario(32, "static topics and filter servers appear in routes")
@@ -790,8 +833,8 @@ def extras_of_routes(stage: Stage) -> None:
     stage.route("same-version-keeps-mapping", line, "S")
     line.call(a.but(mappings=changed, data_version=NEWER).request)
     stage.route("new-version-merges-mapping", line, "S")
-    stage.ask("delete", line, 216, {"topic": stage.name("S")})
-    assert stage.route("deleted", line, "S").code == 17
+    stage.ask("delete", line, DELETE_TOPIC, {"topic": stage.name("S")})
+    assert stage.route("deleted", line, "S").code == NO_TOPIC
     line.call(a.but(mappings={}, data_version=DataVersion(3)).request)
     stage.route("plain-after-delete", line, "S")
 
@@ -803,10 +846,10 @@ def split_registration(stage: Stage) -> None:
     whole = stage.registration()
     for start in range(0, len(names), 800):
         chunk = stage.topics(*names[start : start + 800])
-        assert line.call(whole.but(topics=chunk).request).code == 0
-    stage.ask("topics", line, 224, {"cluster": stage.cluster})
+        assert line.call(whole.but(topics=chunk).request).code == SUCCESS
+    stage.ask("topics", line, TOPICS_OF_CLUSTER, {"cluster": stage.cluster})
     assert len(stage.body("topics")["topicList"]) == len(names)
-    assert stage.ask("wipe", line, 205, {"brokerName": stage.name("a")}).fields == {"wipeTopicCount": "2000"}
+    assert stage.ask("wipe", line, FORBID_WRITES, {"brokerName": stage.name("a")}).fields == {"wipeTopicCount": "2000"}
     stage.route("last", line, names[-1])
 
 
@@ -815,12 +858,12 @@ def overtaken(stage: Stage) -> None:
     line, other_line = stage.line(), stage.line()
     old = stage.registration(data_version=DataVersion(5))
     line.call(old.but(topics=stage.topics("T1", "T2", read=16), data_version=DataVersion(6)).request)
-    assert stage.ask("older-on-the-same-line", line, old).code == 0
+    assert stage.ask("older-on-the-same-line", line, old).code == SUCCESS
     late = stage.route("route", line, "T1")
     if stage.is_ours:
         assert late.value["queueDatas"][0]["readQueueNums"] == 16
     stage.version_query("version", line, old, DataVersion(6))
-    assert stage.ask("older-on-a-new-line", other_line, old).code == 0
+    assert stage.ask("older-on-a-new-line", other_line, old).code == SUCCESS
     stage.route("route-after-a-new-line", line, "T1")  # a broker that started anew may count from the beginning
     assert stage.perms(line, "T1") == {"a": 6}
 
@@ -857,14 +900,14 @@ def lenient_bodies(stage: Stage) -> None:
     }
     for number, (step, body) in enumerate(bodies.items(), start=1):
         fields = {**stage.registration(step, number).request.fields, "bodyCrc32": "0"}
-        stage.ask(step, line, Request(103, fields, body.encode()))
+        stage.ask(step, line, Request(REGISTER, fields, body.encode()))
         queues = [queue for queue in _queues(stage, line) if queue["brokerName"] == stage.name(step)]
         stage.remember(f"{step}-queues", queues)
 
 
 def _queues(stage: Stage, line: RawConnection) -> list[dict[str, Any]]:
-    reply = line.call(105, {"topic": stage.name("T0")})
-    queues: list[dict[str, Any]] = reply.value["queueDatas"] if reply.code == 0 else []
+    reply = line.call(GET_ROUTE, {"topic": stage.name("T0")})
+    queues: list[dict[str, Any]] = reply.value["queueDatas"] if reply.code == SUCCESS else []
     return queues
 
 
@@ -905,7 +948,7 @@ def control_characters(stage: Stage) -> None:
     stage.ask("cluster", line, good.but(broker=stage.name("cluster"), cluster=stage.name("c\nd")))
     stage.ask("broker", line, good.but(broker=stage.name("a\nb")))
     stage.ask("topic", line, good.but(broker=stage.name("topic"), topics=stage.topics("T\n1", "T2")))
-    stage.ask("route", line, 105, {"topic": stage.name("T\n1")})
-    stage.ask("put", line, 100, {"namespace": stage.name("n\n1"), "key": "k", "value": "v"})
-    stage.ask("value", line, 100, {"namespace": stage.name("n1"), "key": "k", "value": "a\nb"})
-    stage.ask("get", line, 101, {"namespace": stage.name("n1"), "key": "k"})
+    stage.ask("route", line, GET_ROUTE, {"topic": stage.name("T\n1")})
+    stage.ask("put", line, PUT_KV, {"namespace": stage.name("n\n1"), "key": "k", "value": "v"})
+    stage.ask("value", line, PUT_KV, {"namespace": stage.name("n1"), "key": "k", "value": "a\nb"})
+    stage.ask("get", line, GET_KV, {"namespace": stage.name("n1"), "key": "k"})

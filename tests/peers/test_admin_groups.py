@@ -21,10 +21,11 @@ from click.testing import CliRunner
 from skyroute import Admin, Message, Producer
 from skyroute.cli.main import main
 from skyroute.wire.calls.groups import GroupConfig
-from tests.peers.client.java_client import JavaClients, JavaConsumer, Place, until
+from tests.peers.client.java_client import JavaClients, JavaConsumer, Place
 from tests.peers.client.python_client import Inbox, consuming
 from tests.peers.test_mqadmin import MqAdmin
 from tests.support.apache import ApacheBroker, NameServerProcess
+from tests.support.waiting import eventually
 
 TOPIC = "AdminGroupTopic"
 GROUP = "admin-group"
@@ -86,7 +87,7 @@ async def admin(tools: Tools, broker: ApacheBroker) -> AsyncIterator[Admin]:
         async def is_there() -> bool:
             return TOPIC in await admin.topics()
 
-        await until(is_there, what="the topic is registered")
+        await eventually(is_there, what="the topic is registered")
         yield admin
 
 
@@ -103,7 +104,7 @@ async def two_members(
             held.append(len([q for q in await theirs.owned() if q[0] == TOPIC]))
             return held == [QUEUES // 2] * 2
 
-        await until(is_shared, what="both have half of the queues")
+        await eventually(is_shared, what="both have half of the queues")
         yield ours, theirs
 
 
@@ -151,7 +152,7 @@ async def test_both_tools_print_the_same_about_a_running_group(
         for number in range(8):
             await producer.send(Message(TOPIC, b"%d" % number))
         await java_producer.send(TOPIC, b"from Java")
-        await until(lambda: all_received(ours, theirs, 9), what="all messages are consumed")
+        await eventually(lambda: all_received(ours, theirs, 9), what="all messages are consumed")
         await producer.session.heartbeats.send()
 
         await connections_agree(tools)
@@ -165,7 +166,7 @@ async def test_both_tools_print_the_same_about_a_running_group(
         assert everybody["same_subscription"] is True
 
         sent = await producer.send(Message(TOPIC, b"again", keys="again"))
-        await until(lambda: all_received(ours, theirs, 10), what="one more is consumed")
+        await eventually(lambda: all_received(ours, theirs, 10), what="one more is consumed")
         for client_id in (theirs.client_id, ours.consumer.session.client_id):
             outcome = await tools.ours("queryMsgById", "-t", TOPIC, "-i", sent.message_id, "-g", GROUP, "-d", client_id)
             assert outcome["result"] == "CR_SUCCESS"
@@ -214,7 +215,7 @@ async def progress_agrees(tools: Tools) -> None:
         ours = {tuple(map(str, list(each.values())[:7])) for each in value["queues"]}
         return ours == table and value["diff_total"] == 0 and "Consume Diff Total: 0" in text and len(ours) >= QUEUES
 
-    await until(is_equal, what="both tools print the same progress, and no message is left")
+    await eventually(is_equal, what="both tools print the same progress, and no message is left")
     text = [row for row in rows(await tools.theirs("consumerProgress")) if row[0] == GROUP]
     value = [each for each in await tools.ours("consumerProgress") if each["group"] == GROUP]
     assert [text[0][0], *text[0][2:5]] == [value[0]["group"], *list(value[0].values())[2:5]]
@@ -296,7 +297,7 @@ async def test_both_tools_find_the_same_messages(tools: Tools, admin: Admin, bro
         text = await tools.theirs("queryMsgByKey", "-t", TOPIC, "-k", "found-key")
         return {row[0] for row in rows(text) if len(row) == 4} == ids
 
-    await until(are_indexed, what="mqadmin finds both by their key")
+    await eventually(are_indexed, what="mqadmin finds both by their key")
     found = await tools.ours("queryMsgByKey", "-t", TOPIC, "-k", "found-key")
     places = {row[3] for row in rows(await tools.theirs("queryMsgByKey", "-t", TOPIC, "-k", "found-key"))}
     assert {each["index_key"] for each in found} == places

@@ -22,8 +22,9 @@ from skyroute.client.producing.producer import Producer
 from skyroute.message.message import Message
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.peers.test_mqadmin import MqAdmin
-from tests.support.apache import ApacheBroker, NameServerProcess, eventually
+from tests.support.apache import ApacheBroker, NameServerProcess
 from tests.support.raw import RawConnection
+from tests.support.waiting import wait_until
 
 TOPIC = "AdminFacts"
 QUEUES = 4
@@ -68,7 +69,7 @@ class Both:
 
     def until_topic(self, topic: str, *, is_there: bool = True) -> None:
         with RawConnection(self.address) as line:
-            eventually(
+            wait_until(
                 lambda: (
                     (line.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}).code == ResponseCode.SUCCESS)
                     == is_there

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.peers.transcript import run_time_settings
-from tests.support.apache import APACHE, APACHE_4, REGISTERED_S, ApacheBroker, NameServerProcess, eventually
+from tests.support.apache import APACHE, APACHE_4, REGISTERED_S, ApacheBroker, NameServerProcess
+from tests.support.codes import GET_CLUSTERS, GET_ROUTE, LIST_TOPICS, NO_TOPIC, SUCCESS
 from tests.support.raw import RawConnection, Request, canonical
+from tests.support.waiting import wait_until
 
 AT_ONCE_S = 2.0  # far below the two minutes of a lease
 
@@ -19,7 +21,7 @@ AT_ONCE_S = 2.0  # far below the two minutes of a lease
 def members(server: NameServerProcess, broker: str) -> dict[str, str]:
     """Broker id to address, as 106 tells it; empty when the group is unknown."""
     with RawConnection(server.address) as line:
-        groups: dict[str, Any] = line.call(106).value["brokerAddrTable"]
+        groups: dict[str, Any] = line.call(GET_CLUSTERS).value["brokerAddrTable"]
     addresses: dict[str, str] = groups.get(broker, {}).get("brokerAddrs", {})
     return addresses
 
@@ -27,22 +29,22 @@ def members(server: NameServerProcess, broker: str) -> dict[str, str]:
 def route(server: NameServerProcess, topic: str) -> dict[str, dict[str, str]] | None:
     """Broker name to members of one topic's route; None when there is no route."""
     with RawConnection(server.address) as line:
-        reply = line.call(105, {"topic": topic})
-    if reply.code == 17:
+        reply = line.call(GET_ROUTE, {"topic": topic})
+    if reply.code == NO_TOPIC:
         return None
-    assert reply.code == 0
+    assert reply.code == SUCCESS
     return {data["brokerName"]: data["brokerAddrs"] for data in reply.value["brokerDatas"]}
 
 
 def wait_for_members(server: NameServerProcess, broker: str, expected: dict[str, str]) -> None:
-    eventually(
+    wait_until(
         lambda: members(server, broker) == expected, timeout_s=REGISTERED_S, what=f"members of {broker}: {expected}"
     )
 
 
 def is_writable(server: NameServerProcess, topic: str, broker: str) -> bool:
     with RawConnection(server.address) as line:
-        queues = line.call(105, {"topic": topic}).value["queueDatas"]
+        queues = line.call(GET_ROUTE, {"topic": topic}).value["queueDatas"]
     (perm,) = (queue["perm"] for queue in queues if queue["brokerName"] == broker)
     return bool(perm & 2)
 
@@ -51,13 +53,13 @@ def test_one_broker_at_two_name_servers_has_the_same_routes_at_both(
     apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker
 ) -> None:
     with RawConnection(apache.address) as theirs, RawConnection(ours.address) as mine:
-        assert canonical(mine.call(106).text) == canonical(theirs.call(106).text)
-        topics = sorted(theirs.call(206).value["topicList"])
-        assert sorted(mine.call(206).value["topicList"]) == topics
+        assert canonical(mine.call(GET_CLUSTERS).text) == canonical(theirs.call(GET_CLUSTERS).text)
+        topics = sorted(theirs.call(LIST_TOPICS).value["topicList"])
+        assert sorted(mine.call(LIST_TOPICS).value["topicList"]) == topics
         assert {"TBW102", broker.cluster, broker.broker_name} <= set(topics)
         for topic in topics:
             for version, strict in ((399, False), (479, True)):
-                question = Request(105, {"topic": topic}, version=version)
+                question = Request(GET_ROUTE, {"topic": topic}, version=version)
                 expected = canonical(theirs.call(question).text, strict=strict)
                 assert canonical(mine.call(question).text, strict=strict) == expected
 
@@ -94,9 +96,9 @@ class TestMasterAndSlave:
             assert found is not None
             assert found[master.broker_name] == both
 
-    def test_the_slave_follows_the_master_that_our_answer_named(self, pair: Pair) -> None:
+    def test_the_slave_replicates_from_the_master_in_our_response(self, pair: Pair) -> None:
         master, _ = pair
-        eventually(lambda: established_to(master.port + 1), timeout_s=REGISTERED_S, what="the slave replicates")
+        assert wait_until(lambda: established_to(master.port + 1), "the slave replicates", timeout_s=REGISTERED_S)
 
     def test_a_killed_master_is_gone_at_once_and_the_slave_stays(self, pair: Pair, ours: NameServerProcess) -> None:
         master, slave = pair
@@ -121,7 +123,7 @@ class TestMasterAndSlave:
         assert found is not None
         assert found[master.broker_name] == both
 
-    def test_brokers_that_stop_in_peace_say_so(self, pair: Pair, ours: NameServerProcess) -> None:
+    def test_a_stopping_broker_unregisters(self, pair: Pair, ours: NameServerProcess) -> None:
         master, slave = pair
         for process, left in ((slave, {"0": master.address}), (master, {})):
             process.ask_to_stop()
@@ -132,7 +134,7 @@ class TestMasterAndSlave:
             process.wait()
 
 
-def test_a_slave_acts_as_master_while_the_master_is_dead(lib: Path, ours: NameServerProcess, tmp_path: Path) -> None:
+def test_a_slave_acts_as_master_while_the_master_is_down(lib: Path, ours: NameServerProcess, tmp_path: Path) -> None:
     """Brokers in this mode are silent for at most a second, and read the true member list from a topic of their own."""
     acting = {"enableSlaveActingMaster": "true", "enableRemotingLocalEscape": "false", "inSyncReplicas": "1"}
     name = "acting"
@@ -145,7 +147,7 @@ def test_a_slave_acts_as_master_while_the_master_is_dead(lib: Path, ours: NameSe
         wait_for_members(ours, name, both)
         assert is_writable(ours, name, name)
         master.kill()
-        eventually(lambda: route(ours, name) == {name: {"0": slave.address}}, timeout_s=10)
+        wait_until(lambda: route(ours, name) == {name: {"0": slave.address}}, timeout_s=10)
         assert members(ours, name) == {"1": slave.address}
         assert route(ours, f"rmq_sys_SYNC_BROKER_MEMBER_{name}") == {name: {"1": slave.address}}
         assert not is_writable(ours, name, name)

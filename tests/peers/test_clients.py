@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.apache import SMALL_HEAP, ApacheBroker, NameServerProcess, run_java
+from tests.support.codes import GET_ROUTE
 from tests.support.raw import RawConnection, split_address
 
 COUNT = 200
@@ -22,7 +23,7 @@ def test_java_clients_exchange_messages_through_our_name_server(
     said = run_java(lib, tmp_path, "Exchange", ours.address, "PlainTopic", str(COUNT), classes=java_classes)
     assert f"sent={COUNT} received={COUNT}" in said
     with RawConnection(ours.address) as line:
-        assert line.call(105, {"topic": "PlainTopic"}).value["brokerDatas"][0]["brokerName"] == broker.broker_name
+        assert line.call(GET_ROUTE, {"topic": "PlainTopic"}).value["brokerDatas"][0]["brokerName"] == broker.broker_name
 
 
 def test_java_clients_in_tls_test_mode_use_our_permissive_port(

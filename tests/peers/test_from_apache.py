@@ -14,9 +14,10 @@ from click.testing import CliRunner, Result
 from skyroute import Message
 from skyroute.blocking import Producer
 from skyroute.cli.main import main
-from tests.support.apache import REGISTERED_S, ApacheBroker, ApacheNameServer, SkyrouteNameServer, eventually
+from tests.support.apache import REGISTERED_S, ApacheBroker, ApacheNameServer, SkyrouteNameServer
 from tests.support.our_broker import SkyrouteBroker
 from tests.support.shown import ROOT
+from tests.support.waiting import wait_until
 
 FIRST, SECOND = "10.0.0.1:9876", "10.0.0.2:9876"
 
@@ -57,7 +58,7 @@ def test_a_name_server_is_switched_and_back(
 
     before, switch, after, back = printed("Replace a name server")
     assert broker.broker_name in run(before[0]).stdout
-    eventually(lambda: is_well(before[1]), timeout_s=REGISTERED_S, what=before[1])
+    wait_until(lambda: is_well(before[1]), timeout_s=REGISTERED_S, what=before[1])
 
     settings, stop, start = switch
     assert f"listenPort={second.port}\n" in run(settings).stdout
@@ -67,7 +68,7 @@ def test_a_name_server_is_switched_and_back(
     assert shlex.split(start)[:3] == ["skyroute", *ours.command()[3:5]]
     with ours:
         for line in after:
-            eventually(partial(is_well, line), timeout_s=REGISTERED_S, what=line)
+            wait_until(partial(is_well, line), timeout_s=REGISTERED_S, what=line)
         assert broker.broker_name in run(after[1]).stdout
         assert broker.broker_name in run(after[2]).stdout
         assert ours.stop() == 0
@@ -75,7 +76,7 @@ def test_a_name_server_is_switched_and_back(
     start_apaches, compare = back
     assert start_apaches == "nohup sh bin/mqnamesrv -c conf/namesrv.properties &"
     second.start()
-    eventually(lambda: is_well(compare), timeout_s=REGISTERED_S, what=compare)
+    wait_until(lambda: is_well(compare), timeout_s=REGISTERED_S, what=compare)
 
 
 def test_a_broker_is_switched_and_back(cluster: tuple[ApacheNameServer, ApacheNameServer, ApacheBroker]) -> None:
@@ -112,4 +113,4 @@ def test_a_broker_is_switched_and_back(cluster: tuple[ApacheNameServer, ApacheNa
             producer.send(Message("Orders", b"another"))
         assert ours.stop() == 0
     broker.start()
-    eventually(lambda: has("one coffee", "another"), timeout_s=REGISTERED_S, what="both messages")
+    wait_until(lambda: has("one coffee", "another"), timeout_s=REGISTERED_S, what="both messages")

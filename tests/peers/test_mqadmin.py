@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.peers.transcript import OUR_KEYS, PLACES
-from tests.support.apache import SMALL_HEAP, ApacheBroker, NameServerProcess, PeerFailedError, eventually, java
+from tests.support.apache import SMALL_HEAP, ApacheBroker, NameServerProcess, PeerFailedError, java
+from tests.support.codes import GET_KV, GET_ROUTE, NOT_FOUND, SUCCESS
 from tests.support.raw import RawConnection
+from tests.support.waiting import wait_until
 
 TOPIC = "AdminTopic"
 
@@ -64,13 +66,13 @@ def mqadmin(
 
 
 class Both:
-    """Runs a command against both name servers and insists on one answer."""
+    """Runs a command against both name servers, and checks that both print the same."""
 
     def __init__(self, mqadmin: MqAdmin, apache: NameServerProcess, ours: NameServerProcess) -> None:
         self._mqadmin = mqadmin
         self.servers = (apache, ours)
 
-    def __call__(self, command: str, *words: str, neutral: Callable[[str], str] = str) -> str:
+    def check(self, command: str, *words: str, neutral: Callable[[str], str] = str) -> str:
         said = []
         for server in self.servers:
             text = self._mqadmin.run(command, *words, "-n", server.address)
@@ -79,14 +81,14 @@ class Both:
         return said[1]
 
     def until_topic(self, topic: str, *, is_there: bool) -> None:
-        """Both have heard from the broker: it tells its name servers side by side, and not in the same instant."""
+        """Wait until both know the topic: a broker registers with its name servers concurrently."""
         for server in self.servers:
             with RawConnection(server.address) as line:
                 _until_topic(line, topic, is_there=is_there)
 
 
 def _until_topic(line: RawConnection, topic: str, *, is_there: bool) -> None:
-    eventually(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
+    wait_until(lambda: (line.call(GET_ROUTE, {"topic": topic}).code == SUCCESS) == is_there, timeout_s=40, what=topic)
 
 
 @pytest.fixture
@@ -99,82 +101,82 @@ def both(mqadmin: MqAdmin, apache: NameServerProcess, ours: NameServerProcess, b
 @pytest.fixture
 def topic(both: Both, broker: ApacheBroker) -> str:
     """A topic that both know."""
-    both("updateTopic", "-c", broker.cluster, "-t", TOPIC, "-r", "4", "-w", "4")
+    both.check("updateTopic", "-c", broker.cluster, "-t", TOPIC, "-r", "4", "-w", "4")
     both.until_topic(TOPIC, is_there=True)
     return TOPIC
 
 
 def test_cluster_list(both: Both, broker: ApacheBroker) -> None:
-    said = both("clusterList", neutral=identities)
+    said = both.check("clusterList", neutral=identities)
     assert broker.address in said
     assert broker.cluster in said
-    both("clusterList", "-c", "NoSuchCluster", neutral=identities)
+    both.check("clusterList", "-c", "NoSuchCluster", neutral=identities)
 
 
 def test_topic_list(both: Both, topic: str) -> None:
-    assert topic in both("topicList", neutral=in_order).splitlines()
-    assert topic in both("topicList", "-c", neutral=in_order)
+    assert topic in both.check("topicList", neutral=in_order).splitlines()
+    assert topic in both.check("topicList", "-c", neutral=in_order)
 
 
 def test_topic_route(both: Both, topic: str, broker: ApacheBroker) -> None:
-    assert broker.address in both("topicRoute", "-t", topic)
-    assert broker.address in both("topicRoute", "-t", topic, "-l")
-    both("topicRoute", "-t", "NoSuchTopic", neutral=messages_only)
+    assert broker.address in both.check("topicRoute", "-t", topic)
+    assert broker.address in both.check("topicRoute", "-t", topic, "-l")
+    both.check("topicRoute", "-t", "NoSuchTopic", neutral=messages_only)
 
 
 def test_topic_cluster_list(both: Both, topic: str, broker: ApacheBroker) -> None:
-    assert broker.cluster in both("topicClusterList", "-t", topic)
+    assert broker.cluster in both.check("topicClusterList", "-t", topic)
 
 
 def test_kv_config(both: Both) -> None:
     words = ("-s", "AdminSpace", "-k", "key")
-    assert "success" in both("updateKvConfig", *words, "-v", "value;with=marks")
+    assert "success" in both.check("updateKvConfig", *words, "-v", "value;with=marks")
     for server in both.servers:
         with RawConnection(server.address) as line:
-            assert line.call(101, {"namespace": "AdminSpace", "key": "key"}).fields == {"value": "value;with=marks"}
-    assert "success" in both("deleteKvConfig", *words)
+            assert line.call(GET_KV, {"namespace": "AdminSpace", "key": "key"}).fields == {"value": "value;with=marks"}
+    assert "success" in both.check("deleteKvConfig", *words)
     for server in both.servers:
         with RawConnection(server.address) as line:
-            assert line.call(101, {"namespace": "AdminSpace", "key": "key"}).code == 22
+            assert line.call(GET_KV, {"namespace": "AdminSpace", "key": "key"}).code == NOT_FOUND
 
 
 def test_name_server_settings(both: Both) -> None:
-    said = both("getNamesrvConfig", neutral=settings)
+    said = both.check("getNamesrvConfig", neutral=settings)
     assert "orderMessageEnable" in said
-    both("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "true")
-    assert re.search(r"notifyMinBrokerIdChanged +=  true", both("getNamesrvConfig", neutral=settings))
-    both("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "false")
-    both("updateNamesrvConfig", "-k", "kvConfigPath", "-v", "elsewhere", neutral=messages_only)
-    assert both("getNamesrvConfig", neutral=settings) == said
+    both.check("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "true")
+    assert re.search(r"notifyMinBrokerIdChanged +=  true", both.check("getNamesrvConfig", neutral=settings))
+    both.check("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "false")
+    both.check("updateNamesrvConfig", "-k", "kvConfigPath", "-v", "elsewhere", neutral=messages_only)
+    assert both.check("getNamesrvConfig", neutral=settings) == said
 
 
 def test_write_permission(both: Both, topic: str, broker: ApacheBroker) -> None:
-    assert "OK" in both("wipeWritePerm", "-b", broker.broker_name)
-    assert '"perm": 4' in both("topicRoute", "-t", topic, neutral=perms)
-    assert "OK" in both("addWritePerm", "-b", broker.broker_name)
-    assert '"perm": 6' in both("topicRoute", "-t", topic, neutral=perms)
-    assert "OK, 0" in both("wipeWritePerm", "-b", "NoSuchBroker")
+    assert "OK" in both.check("wipeWritePerm", "-b", broker.broker_name)
+    assert '"perm": 4' in both.check("topicRoute", "-t", topic, neutral=perms)
+    assert "OK" in both.check("addWritePerm", "-b", broker.broker_name)
+    assert '"perm": 6' in both.check("topicRoute", "-t", topic, neutral=perms)
+    assert "OK, 0" in both.check("wipeWritePerm", "-b", "NoSuchBroker")
 
 
 def test_topics_come_and_go(both: Both, broker: ApacheBroker) -> None:
     words = ("-c", broker.cluster, "-t", "ShortLived")
-    assert "success" in both("updateTopic", *words, "-r", "2", "-w", "3", "-p", "4")
+    assert "success" in both.check("updateTopic", *words, "-r", "2", "-w", "3", "-p", "4")
     both.until_topic("ShortLived", is_there=True)
-    assert '"readQueueNums":2' in both("topicRoute", "-t", "ShortLived").replace(" ", "")
-    assert "success" in both("deleteTopic", *words)
+    assert '"readQueueNums":2' in both.check("topicRoute", "-t", "ShortLived").replace(" ", "")
+    assert "success" in both.check("deleteTopic", *words)
     both.until_topic("ShortLived", is_there=False)
-    both("topicRoute", "-t", "ShortLived", neutral=messages_only)
+    both.check("topicRoute", "-t", "ShortLived", neutral=messages_only)
 
 
 def test_ordered_topics(both: Both, broker: ApacheBroker) -> None:
     ordered = ("-t", "OrderedTopic")
-    assert "orderConf" in both("updateTopic", "-c", broker.cluster, *ordered, "-o", "true", "-w", "5")
-    assert f"{broker.broker_name}:5" in both("updateOrderConf", *ordered, "-m", "get")
-    assert "success" in both("updateOrderConf", *ordered, "-m", "put", "-v", f"{broker.broker_name}:6")
-    assert f"{broker.broker_name}:6" in both("updateOrderConf", *ordered, "-m", "get")
-    assert "success" in both("updateOrderConf", *ordered, "-m", "delete")
-    both("updateOrderConf", *ordered, "-m", "get", neutral=messages_only)
-    assert "success" in both("deleteTopic", "-c", broker.cluster, *ordered)
+    assert "orderConf" in both.check("updateTopic", "-c", broker.cluster, *ordered, "-o", "true", "-w", "5")
+    assert f"{broker.broker_name}:5" in both.check("updateOrderConf", *ordered, "-m", "get")
+    assert "success" in both.check("updateOrderConf", *ordered, "-m", "put", "-v", f"{broker.broker_name}:6")
+    assert f"{broker.broker_name}:6" in both.check("updateOrderConf", *ordered, "-m", "get")
+    assert "success" in both.check("updateOrderConf", *ordered, "-m", "delete")
+    both.check("updateOrderConf", *ordered, "-m", "get", neutral=messages_only)
+    assert "success" in both.check("deleteTopic", "-c", broker.cluster, *ordered)
 
 
 # ------------------------------------------------------------------------------------- what may differ, and only that

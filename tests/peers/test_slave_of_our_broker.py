@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from skyroute.wire.codes import RequestCode
-from tests.support.apache import ApacheBroker, ApacheNameServer, NameServerProcess, SkyrouteNameServer
+from tests.support.apache import ApacheBroker, ApacheNameServer
 from tests.support.our_broker import SkyrouteBroker
 from tests.support.raw import RawConnection
 
 
-@pytest.mark.parametrize("name_server", [ApacheNameServer, SkyrouteNameServer])
-def test_an_apache_slave_registers_beside_our_master(
-    lib: Path, tmp_path: Path, name_server: type[NameServerProcess]
-) -> None:
+def test_an_apache_slave_registers_beside_our_master(lib: Path, tmp_path: Path) -> None:
     with (
-        name_server("name server", tmp_path / "ns") as server,
+        ApacheNameServer("name server", tmp_path / "ns") as server,
         SkyrouteBroker("pair", tmp_path / "master", [server.address]) as master,
         ApacheBroker("pair", tmp_path / "slave", [server.address], broker_id=1) as slave,
         RawConnection(server.address) as connection,

@@ -29,8 +29,9 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.properties import encode_properties, join_properties
 from skyroute.message.record import decode_records
 from skyroute.message.reserved_topics import HALF_TOPIC, SCHEDULE_TOPIC
-from tests.support.apache import ApacheBroker, NameServerProcess, eventually
+from tests.support.apache import ApacheBroker, NameServerProcess
 from tests.support.raw import Command, RawConnection
+from tests.support.waiting import wait_until
 
 SETTINGS = StoreSettings(
     log_segment_bytes=1 << 17, queue_segment_units=50, batch_segment_units=40, index_slots=97, index_entries=400
@@ -286,7 +287,7 @@ def split(body: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
-def test_a_folder_goes_to_apache_and_comes_back(ours: NameServerProcess, tmp_path: Path, clean: bool) -> None:
+def test_a_store_folder_moves_to_apache_and_back(ours: NameServerProcess, tmp_path: Path, clean: bool) -> None:
     broker = ApacheBroker("store-broker", tmp_path / "broker", [ours.address], config=FILE_SIZES)
     folder = broker.home / "store"
     now_ms = int(time.time() * 1000) - 60_000
@@ -325,9 +326,9 @@ def show_to_apache(apache: Asked, ours: Seen) -> Seen:
         assert apache.at_position(struct.unpack_from(">q", record, 28)[0]) == record
     apache.fill()
     counts = {queue_id: len(ours.records[TOPIC, queue_id]) for queue_id in range(QUEUES)}
-    eventually(lambda: apache.max_offset(TOPIC, 2) >= counts[2] + 39, what="the batch is dispatched")
-    eventually(lambda: apache.max_offset(TOPIC, 1) >= counts[1] + 31, what="the commit is dispatched")
-    eventually(lambda: apache.max_offset(WHOLE, 1) == 9, what="the last whole batch is dispatched")
+    wait_until(lambda: apache.max_offset(TOPIC, 2) >= counts[2] + 39, what="the batch is dispatched")
+    wait_until(lambda: apache.max_offset(TOPIC, 1) >= counts[1] + 31, what="the commit is dispatched")
+    wait_until(lambda: apache.max_offset(WHOLE, 1) == 9, what="the last whole batch is dispatched")
     asked = Seen({queue: [] for queue in (*ours.records, (WHOLE, 1))})
     asked.by_key = {(TOPIC, key): [] for key in ("every", "a7", "B3", "COMMITTED", "k4")}
     asked.by_key[WHOLE, "WHOLE"] = []

@@ -12,7 +12,8 @@ import pytest
 from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.schema import Kind, Record
 from tests.peers.client.java_client import JavaClients, Place
-from tests.support.apache import ApacheBroker, NameServerProcess, SkyrouteNameServer, eventually
+from tests.support.apache import ApacheBroker, NameServerProcess, SkyrouteNameServer
+from tests.support.waiting import wait_until
 
 TOPICS = [f"WarmTopic{number}" for number in range(8)]
 SENDS = 5
@@ -24,7 +25,7 @@ async def test_clients_that_start_in_the_first_second_find_every_route_and_lose_
     if ours_is_apache:
         pytest.skip("a second Apache stands in our place, and it forgets")
     name_server = SkyrouteNameServer("the only name server", tmp_path / "ns")
-    rare = {"registerNameServerPeriod": "30000"}  # as it is where nobody sets it
+    rare = {"registerNameServerPeriod": "30000"}  # the default
     broker = ApacheBroker("warm-broker", tmp_path / "broker", [name_server.address], config=rare)
     with name_server, broker, JavaClients("Java's clients", tmp_path / "java", lib, java_classes) as java:
         place = Place.at(name_server.address, broker.address)
@@ -47,8 +48,8 @@ async def test_clients_that_start_in_the_first_second_find_every_route_and_lose_
 
         started = [record for record in journal(name_server) if record.kind == Kind.SERVER_STARTED]
         assert [record.restored_brokers for record in started] == [0, 1]
-        # The broker comes back by itself, is confirmed and stays.
-        eventually(lambda: is_confirmed(name_server), timeout_s=60, what="the broker is confirmed")
+        # The broker registers again, is confirmed and stays.
+        wait_until(lambda: is_confirmed(name_server), timeout_s=60, what="the broker is confirmed")
         assert name_server.stop() == 0
     assert not [record for record in journal(name_server) if record.cause == "not_confirmed"]
 
@@ -59,7 +60,7 @@ def await_snapshot(server: NameServerProcess) -> None:
     def is_written() -> bool:
         return snapshot.exists() and all(topic.encode() in snapshot.read_bytes() for topic in TOPICS)
 
-    eventually(is_written, what="a snapshot with every topic")
+    wait_until(is_written, what="a snapshot with every topic")
 
 
 def is_confirmed(server: NameServerProcess) -> bool:

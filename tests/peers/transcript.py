@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.apache import NameServerProcess, eventually
+from tests.support.apache import NameServerProcess
+from tests.support.codes import GET_CONFIG, GET_MEMBERS, GET_ROUTE, QUERY_VERSION, SUCCESS, UPDATE_CONFIG
 from tests.support.raw import (
     VERSION_5,
     Command,
@@ -23,6 +24,7 @@ from tests.support.raw import (
     compact,
     loads,
 )
+from tests.support.waiting import wait_until
 
 # Settings that differ between any two name servers on one machine.
 PLACES = frozenset({"configStorePath", "kvConfigPath", "listenPort", "rocketmqHome"})
@@ -135,7 +137,7 @@ class Stage:
         return self._open.enter_context(RawConnection(self.server.address, form=form or self.form))
 
     def listener(self, alias: str) -> Listener:
-        """A broker's ear; its address is noted as `alias`, since two runs never have the same port."""
+        """A listening broker; its address is noted as `alias`, because its port differs between runs."""
         listener = self._open.enter_context(Listener())
         self._aliases[listener.address] = alias
         return listener
@@ -147,28 +149,28 @@ class Stage:
         return tuple(Topic(self.name(name), **every) for name in names)
 
     def registration(self, broker: str = "a", host: int = 1, topics: str = "T1 T2", **more: Any) -> Registration:
-        """Broker `broker` of this scenario at 127.0.0.`host`; nobody ever connects there."""
+        """Return a registration of `broker` at 127.0.0.`host`; no broker listens there."""
         address = f"127.0.0.{host}:10911"
         return Registration(self.cluster, self.name(broker), address, self.topics(*topics.split()), **more)
 
     # ---- asking without noting
 
     def members(self, line: RawConnection, broker: str = "a") -> dict[str, str]:
-        """Broker id to address, as 901 tells it."""
+        """Return addresses by broker id, from GET_BROKER_MEMBER_GROUP."""
         fields = {"clusterName": self.cluster, "brokerName": self.name(broker)}
-        group: dict[str, str] = line.call(901, fields).value["brokerMemberGroup"]["brokerAddrs"]
+        group: dict[str, str] = line.call(GET_MEMBERS, fields).value["brokerMemberGroup"]["brokerAddrs"]
         return group
 
     def perms(self, line: RawConnection, topic: str) -> dict[str, int]:
         """Broker name without prefix to permission; empty when there is no route."""
-        reply = line.call(105, {"topic": self.name(topic)})
-        if reply.code != 0:
+        reply = line.call(GET_ROUTE, {"topic": self.name(topic)})
+        if reply.code != SUCCESS:
             return {}
         return {queue["brokerName"].removeprefix(self.prefix): queue["perm"] for queue in reply.value["queueDatas"]}
 
     def until(self, probe: Callable[[], object], what: str) -> None:
-        """Wait for what Apache's server does in the background: it answers 104 before it has removed anything."""
-        eventually(probe, what=f"{self.server.name}: {what}")
+        """Wait for background work of Apache's server: it responds to UNREGISTER_BROKER before it removes anything."""
+        wait_until(probe, what=f"{self.server.name}: {what}")
 
     def gone(self, line: RawConnection, broker: str = "a") -> None:
         self.until(lambda: not self.members(line, broker), f"{broker} leaves")
@@ -192,12 +194,12 @@ class Stage:
 
     def route(self, step: str, line: RawConnection, topic: str, *, version: int = VERSION_5, **fields: str) -> Command:
         """Ask for a route and note it, byte for byte but for what Java leaves to hash order."""
-        request = Request(105, {"topic": self.name(topic), **fields}, version=version)
+        request = Request(GET_ROUTE, {"topic": self.name(topic), **fields}, version=version)
         strict = version >= STRICT_SINCE or fields.get("acceptStandardJsonOnly", "").lower() == "true"
         return self.note(step, line.call(request), strict=strict)
 
     def version_query(self, step: str, line: RawConnection, registration: Registration, known: DataVersion) -> Command:
-        return self.ask(step, line, 322, registration.identity, compact(known.wire()).encode())
+        return self.ask(step, line, QUERY_VERSION, registration.identity, compact(known.wire()).encode())
 
     def note(self, step: str, command: Command, *, strict: bool = False, body: Any = None) -> Command:
         """Write down an answer; `body` replaces the parsed body where the text itself cannot be compared."""
@@ -244,13 +246,13 @@ def run_time_settings(server: NameServerProcess, **values: str) -> Iterator[None
         yield
         return
     with RawConnection(server.address) as line:
-        before = properties_of(line.call(319).text)
-        assert line.call(318, body=_properties(values)).code == 0
+        before = properties_of(line.call(GET_CONFIG).text)
+        assert line.call(UPDATE_CONFIG, body=_properties(values)).code == SUCCESS
     try:
         yield
     finally:
         with RawConnection(server.address) as line:
-            assert line.call(318, body=_properties({key: before[key] for key in values})).code == 0
+            assert line.call(UPDATE_CONFIG, body=_properties({key: before[key] for key in values})).code == SUCCESS
 
 
 def properties_of(text: str) -> dict[str, str]:

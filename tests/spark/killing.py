@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.process import eventually
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +21,7 @@ def kill_driver_once(module: str, *arguments: str, log: Path, until: Callable[[]
         command = [sys.executable, "-m", f"tests.spark.{module}", *arguments]
         driver = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
     try:
-        eventually(lambda: until() or driver.poll() is not None, "a batch", timeout_s=timeout_s)
+        wait_until(lambda: until() or driver.poll() is not None, "a batch", timeout_s=timeout_s)
         assert driver.poll() is None, log.read_text()
     finally:
         os.killpg(driver.pid, signal.SIGKILL)

@@ -22,7 +22,16 @@ from skyroute.routing.errors import RegistrationRefusedError
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import MASTER_ID, QueueSettings
-from tests.model.test_route_table import addresses, clusters, holders, ids, names, queue_settings, registrations, topics
+from tests.model.test_route_table import (
+    addresses,
+    clusters,
+    connections,
+    ids,
+    names,
+    queue_settings,
+    registrations,
+    topics,
+)
 from tests.support.clock import ManualClock
 
 BEGIN_S = 1_758_275_140.0
@@ -30,10 +39,10 @@ RESTORED_LEASE_S = 45.0
 
 _pauses = st.sampled_from((0.0, 0.001, 0.5, 1.0, 7.25, 60.0, 3_600.0))
 _acts = st.one_of(
-    st.tuples(st.just("register"), registrations, holders),
-    st.tuples(st.just("register"), registrations, holders),
-    st.tuples(st.just("renew"), addresses, holders),
-    st.tuples(st.just("drop"), holders),
+    st.tuples(st.just("register"), registrations, connections),
+    st.tuples(st.just("register"), registrations, connections),
+    st.tuples(st.just("renew"), addresses, connections),
+    st.tuples(st.just("drop"), connections),
     st.tuples(st.just("evict")),
     st.tuples(st.just("unregister"), clusters, addresses, names, ids),
     st.tuples(st.just("delete_topic"), topics),
@@ -69,7 +78,7 @@ class ServerRun:
         self._journal = Journal.open(self.folder / "journal", server_id=self.server, limits=limits, clock=self.clock)
         if not self.tables:
             self._first_after = self._journal.sequence
-        image = self._table.image(self.clock.monotonic())
+        image = self._table.snapshot(self.clock.monotonic())
         self._table = RouteTable()
         restored = self._table.restore(image, lease_s=RESTORED_LEASE_S, now=self.clock.monotonic()) if warm else ()
         self._record(ServerStarted("127.0.0.1:9876", len(restored), 0), *restored)
@@ -95,7 +104,7 @@ class ServerRun:
         self._journal.append(changes)
         self.tables[self._journal.sequence] = rows_of(self._table, self.clock.monotonic())
 
-    def _register(self, registration: Registration, holder: int) -> None:
+    def _register(self, registration: Registration, connection: int) -> None:
         assert registration.table is not None
         table = replace(
             registration.table,
@@ -104,18 +113,18 @@ class ServerRun:
         registration = replace(registration, broker_name=self.prefix + registration.broker_name, table=table)
         self._registrations[registration.address] = registration
         try:
-            outcome = self._table.register(registration, holder=holder, now=self.clock.monotonic())
+            outcome = self._table.register(registration, connection=connection, now=self.clock.monotonic())
         except RegistrationRefusedError:
             return
         self._record(*outcome.events)
 
-    def _renew(self, address: str, holder: int) -> None:
+    def _renew(self, address: str, connection: int) -> None:
         known = self._registrations.get(address)
         if known is not None:
-            self._record(*(self._table.renew(known.key, holder=holder, now=self.clock.monotonic()) or ()))
+            self._record(*(self._table.renew(known.key, connection=connection, now=self.clock.monotonic()) or ()))
 
-    def _drop(self, holder: int) -> None:
-        self._record(*self._table.drop_holder(holder))
+    def _drop(self, connection: int) -> None:
+        self._record(*self._table.drop_connection(connection))
 
     def _evict(self) -> None:
         self._record(*self._table.evict_expired(self.clock.monotonic()))
@@ -157,7 +166,7 @@ def _small(given: QueueSettings) -> QueueSettings:
 def rows_of(table: RouteTable, now: float) -> set[tuple[Any, ...]]:
     """Return a route table as rows, including the permissions that clients get."""
     rows: set[tuple[Any, ...]] = set()
-    for group in table.image(now).groups:
+    for group in table.snapshot(now).groups:
         by_id = {member.broker_id: member for member in group.members}
         acting = min(by_id) if group.acting_master and MASTER_ID not in by_id else None
         rows.add(("group", group.cluster, group.name, group.zone, group.acting_master))

@@ -14,7 +14,7 @@ from skyroute.message.message import Message
 from skyroute.pipeline.source.lag_listener import Lag, LagListener
 from skyroute.testing import Cluster
 from tests.spark.killing import kill_driver_once
-from tests.support.process import eventually
+from tests.support.waiting import wait_until
 from tests.unit.pipeline.reading import make_topic, send
 
 NewTopic = Callable[..., str]
@@ -75,11 +75,11 @@ def test_a_running_stream_finds_new_queues_and_reports_lag(
 
     try:
         send(cluster, topic, 3)
-        eventually(lambda: count() == 3, "the first messages", timeout_s=STREAM_TIMEOUT_S)
+        wait_until(lambda: count() == 3, "the first messages", timeout_s=STREAM_TIMEOUT_S)
         make_topic(cluster, topic, queues=3)
         send(cluster, topic, 4, queue_id=2)
-        eventually(lambda: count() == 7, "the messages of a new queue", timeout_s=STREAM_TIMEOUT_S)
-        eventually(lambda: any(len(lag.queues) == 6 for lag in reported), "the lag of all queues")
+        wait_until(lambda: count() == 7, "the messages of a new queue", timeout_s=STREAM_TIMEOUT_S)
+        wait_until(lambda: any(len(lag.queues) == 6 for lag in reported), "the lag of all queues")
         assert reported[-1].query_name == "growing"
     finally:
         query.stop()

@@ -14,7 +14,7 @@ from skyroute import Message, StoredMessage
 from skyroute.blocking import Admin, Producer
 from skyroute.pipeline.sink.row_packer import IDEMPOTENCY_KEY
 from skyroute.testing import Cluster
-from tests.support.process import eventually
+from tests.support.waiting import wait_until
 
 NewTopic = Callable[..., str]
 FORMAT = "rocketmq"
@@ -99,7 +99,7 @@ def test_a_row_with_a_delay_level_arrives_later(spark: SparkSession, cluster: Cl
     rows = spark.range(0, 4, 1, 1).selectExpr("CAST(id AS STRING) AS body", "IF(id = 0, 1, 0) AS delay_level")
     write(rows, cluster, topic)
     assert {message.body for message in stored(cluster, topic)} >= {b"1", b"2", b"3"}
-    messages = eventually(lambda: len(found := stored(cluster, topic)) == 4 and found, "the delay is over")
+    messages = wait_until(lambda: len(found := stored(cluster, topic)) == 4 and found, "the delay is over")
     at = {message.body: message.stored_at_ms for message in messages or []}
     assert at[b"0"] - at[b"1"] >= 900
 
@@ -148,7 +148,7 @@ def test_rows_of_a_retried_task_have_the_same_idempotency_keys(
         for at, batch in enumerate(batches):
             if is_first and at == 4:
                 with Admin(name_server) as admin:
-                    eventually(lambda: any(known.max_offset for known in admin.topic_status(topic).queues.values()), "")
+                    wait_until(lambda: any(known.max_offset for known in admin.topic_status(topic).queues.values()), "")
                 raise RuntimeError("the first attempt fails on purpose")
             yield batch
 

@@ -1,7 +1,7 @@
-"""Apache RocketMQ as a peer: its jars by Maven coordinates, and its processes behind the same face as ours.
+"""Apache RocketMQ for tests and benchmarks: its jars by Maven coordinates, and its processes.
 
-Used by the peer tests and by the benchmarks; it knows nothing of pytest. Every process gets a home of its own, listens
-on loopback, writes to one log file, and is stopped by its own process id.
+It does not depend on pytest. Every process has its own home folder, listens on loopback, writes to one log file, and
+is stopped by its process id.
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import ClassVar, Self
 
 from tests.support.raw import RawConnection
-
-T = TypeVar("T")
+from tests.support.waiting import wait_until
 
 APACHE = "5.5.0"
 APACHE_4 = "4.9.7"
@@ -38,9 +36,9 @@ LARGE_HEAP = ("-Xms2g", "-Xmx2g")
 
 CLUSTERS = 106
 REGISTERED_S = 45.0
-"""A broker repeats itself every ten seconds, and tries for as long as it waits for an answer."""
+"""A broker registers every ten seconds, and may wait as long for a response."""
 
-# What 4.9 reaches into, and JDK 17 keeps shut.
+# Packages that 4.9 uses and JDK 17 closes.
 OPENED_FOR_4 = (
     *("--add-opens", "java.base/java.nio=ALL-UNNAMED"),
     *("--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"),
@@ -59,39 +57,23 @@ _LOGBACK = """<configuration>
 
 
 class PeerUnavailableError(RuntimeError):
-    """This machine cannot run Apache's programs: a tool is missing, or the jars could not be had."""
+    """This machine cannot run Apache's programs: a tool is missing, or the jars cannot be downloaded."""
 
 
 class PeerFailedError(RuntimeError):
-    """A process did not start, or did not end, as it should. The message ends with its last output."""
-
-
-def eventually(probe: Callable[[], T], *, timeout_s: float = 15.0, every_s: float = 0.02, what: str = "") -> T:
-    """Ask an outside process until the answer is true, and give that answer.
-
-    Raises:
-        TimeoutError: It never was.
-    """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        answer = probe()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_s:g} s: {what or probe}; last answer {answer!r}")
-        time.sleep(every_s)
+    """A process did not start or end in time. The message ends with its last output."""
 
 
 # -------------------------------------------------------------------------------------------------------------- jars
 
 
 def missing_tools() -> list[str]:
-    """Which of the programs that this module needs are not installed."""
+    """Return the programs that this module needs and that are not installed."""
     return [tool for tool in ("java", "javac", "mvn") if shutil.which(tool) is None]
 
 
 def fetch_jars(version: str = APACHE) -> Path:
-    """The folder with the jars of one release, fetched by Maven the first time.
+    """Return the folder with the jars of one release; Maven downloads them the first time.
 
     Raises:
         PeerUnavailableError: Java or Maven is missing, or Maven failed.
@@ -101,15 +83,14 @@ def fetch_jars(version: str = APACHE) -> Path:
 
 
 def caches() -> Path:
-    """Where fetched and built programs are kept."""
+    """Return the folder of downloaded and built programs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyroute"
 
 
 def made_once(name: str, make: Callable[[Path], None], is_whole: Callable[[Path], bool] = Path.is_dir) -> Path:
-    """The folder of the cache that `make` fills where it is missing.
+    """Return a folder of the cache; `make` fills it if it is missing.
 
-    Runs that want it at the same time wait for one of them, since Maven's own cache bears no two; and whatever happens,
-    they see the folder whole or not at all.
+    Concurrent runs wait for each other, because Maven's cache allows one writer. The folder appears only when complete.
     """
     final = caches() / name
     caches().mkdir(parents=True, exist_ok=True)
@@ -127,7 +108,7 @@ def made_once(name: str, make: Callable[[Path], None], is_whole: Callable[[Path]
 
 
 def fetch_dependencies(name: str, pom: str, what: str) -> Path:
-    """The folder with the jars that a POM asks for, fetched by Maven when it is first asked for them.
+    """Return the folder with the jars of a POM; Maven downloads them the first time.
 
     Raises:
         PeerUnavailableError: Java or Maven is missing, or Maven failed.
@@ -177,7 +158,7 @@ def _pom(version: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- ports
 
 
-_FIRST_PORT, _LAST_PORT = 21_000, 32_000  # below the range from which the kernel takes ports of its own accord
+_FIRST_PORT, _LAST_PORT = 21_000, 32_000  # below the kernel's range of ephemeral ports
 _given_out: set[int] = set()
 
 
@@ -270,7 +251,7 @@ class PeerProcess:
                 self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), cwd=self.home
             )
         try:
-            eventually(
+            wait_until(
                 lambda: self.ready_mark in self.output()[said_before:] or not self.is_running,
                 timeout_s=self._start_timeout_s,
                 what=f"{self.name} prints {self.ready_mark!r}",
@@ -286,15 +267,15 @@ class PeerProcess:
         self._running().terminate()
 
     def stop(self, *, timeout_s: float = 60.0) -> int:
-        """Ask it to end, wait, and give its exit status."""
+        """Stop it, and return its exit status."""
         self.ask_to_stop()
         return self.wait(timeout_s=timeout_s)
 
     def wait(self, *, timeout_s: float = 60.0) -> int:
-        """Wait for its end and give its exit status.
+        """Wait for its end, and return its exit status.
 
         Raises:
-            PeerFailedError: It runs on; it is killed then.
+            PeerFailedError: It did not end in time, and was killed.
         """
         try:
             return self._running().wait(timeout_s)
@@ -452,7 +433,7 @@ class ApacheBroker(PeerProcess):
         for server in self.name_servers:
             with RawConnection(server) as line:
                 try:
-                    eventually(lambda: self.address in line.call(CLUSTERS).text, timeout_s=REGISTERED_S)
+                    wait_until(lambda: self.address in line.call(CLUSTERS).text, timeout_s=REGISTERED_S)
                 except TimeoutError as error:
                     self.kill()
                     raise self._failure(f"did not register at {server}") from error

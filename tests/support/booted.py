@@ -1,4 +1,4 @@
-"""A name server as a process of its own, from its first line to its exit code."""
+"""A name server as a process, from its boot line to its exit code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STOP_TIMEOUT_S = 30.0
 
 
 class NotBootedError(AssertionError):
-    """The process ended, or said nothing for too long, before its boot line."""
+    """The process ended, or printed no boot line in time."""
 
 
 @dataclass(slots=True)
 class Booted:
-    """A running server: where it listens, and what it said before that on stdout."""
+    """A running server: its address, and the lines it printed before the boot line."""
 
     process: subprocess.Popen[str]
     address: str
@@ -32,7 +32,7 @@ class Booted:
         return int(self.address.rpartition(":")[2])
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Ask it to stop; its exit code, and all that it wrote to stderr."""
+        """Stop it, and return its exit code and stderr."""
         self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=STOP_TIMEOUT_S)
         return self.process.returncode, errors
@@ -42,7 +42,7 @@ class Booted:
 def booted(
     command: Sequence[str | Path], *, cwd: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[Booted]:
-    """Start `command`, wait for its boot line, and leave nothing running behind."""
+    """Start `command`, wait for its boot line, and end it after the block."""
     with subprocess.Popen(
         [str(word) for word in command],
         cwd=cwd,

@@ -1,10 +1,10 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that only a test moves."""
 
 from __future__ import annotations
 
 
 class ManualClock:
-    """Both times start at values that no test should depend on."""
+    """Starts at arbitrary times; no test may depend on them."""
 
     def __init__(self, now: float = 1_000.0, wall: float = 1_758_275_140.0) -> None:
         self._now = now
@@ -17,7 +17,7 @@ class ManualClock:
         return self._wall
 
     def advance(self, seconds: float) -> float:
-        """Let time pass, and return the new monotonic time."""
+        """Advance both times, and return the new monotonic time."""
         if seconds < 0:
             raise ValueError("time does not go back")
         self._now += seconds
@@ -25,5 +25,5 @@ class ManualClock:
         return self._now
 
     def set_back(self, seconds: float) -> None:
-        """Have somebody set the machine's clock back, while time goes on as before."""
+        """Set the wall clock back; the monotonic time is unchanged."""
         self._wall -= seconds

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
-from tests.support.disks import NOW_MS, SMALL, HastyDisk, draft
+from tests.support.disks import NOW_MS, SMALL, NoSyncDisk, draft
 
 BATCHES = "Whole"
 """A batch topic."""
@@ -17,7 +17,7 @@ TOPICS = {topic: {"readQueueNums": queues, "writeQueueNums": queues} for topic, 
 
 def open_store(folder: Path) -> MessageStore:
     return MessageStore.open(
-        folder, SMALL, now_ms=NOW_MS, disk=HastyDisk(), is_batch_topic=lambda name: name == BATCHES
+        folder, SMALL, now_ms=NOW_MS, disk=NoSyncDisk(), is_batch_topic=lambda name: name == BATCHES
     )
 
 
@@ -43,7 +43,7 @@ def fill_store(folder: Path, *, count: int = 60, close: bool = True) -> None:
     }
     for name, table in tables.items():
         for _ in range(2):
-            JsonFile(folder / "config" / name, HastyDisk()).save(table)
+            JsonFile(folder / "config" / name, NoSyncDisk()).save(table)
     store.dispatch()
     if close:
         store.close()

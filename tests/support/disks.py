@@ -29,7 +29,7 @@ SMALL: Final = StoreSettings(
 """Small files: a few messages reach every boundary."""
 
 
-STUCK_S: Final = 30.0
+BLOCK_TIMEOUT_S: Final = 30.0
 
 
 class FailingDisk(Disk):
@@ -109,7 +109,7 @@ class KillingDisk(FailingDisk):
             raise KilledError
 
 
-class KillingDiskOfRestartedMachine(KillingDisk):
+class RestartedMachineKillingDisk(KillingDisk):
     """As `KillingDisk`, after a restart of the machine."""
 
     def boot_id(self) -> str:
@@ -132,41 +132,41 @@ class FullDisk(Disk):
         super().reserve(descriptor, size)
 
 
-class StuckDisk(Disk):
-    """Blocks every sync between `stick` and `move`."""
+class BlockingDisk(Disk):
+    """Blocks every sync between `block` and `unblock`."""
 
     def __init__(self) -> None:
-        self._moves = threading.Event()
-        self._moves.set()
+        self._unblocked = threading.Event()
+        self._unblocked.set()
 
-    def stick(self) -> None:
-        self._moves.clear()
+    def block(self) -> None:
+        self._unblocked.clear()
 
-    def move(self) -> None:
-        self._moves.set()
-
-    def sync(self, descriptor: int) -> None:
-        assert self._moves.wait(STUCK_S), "the test did not call move()"
-
-
-class ForgetfulDisk(Disk):
-    """Fails every sync while `forgets`."""
-
-    forgets = False
+    def unblock(self) -> None:
+        self._unblocked.set()
 
     def sync(self, descriptor: int) -> None:
-        if self.forgets:
+        assert self._unblocked.wait(BLOCK_TIMEOUT_S), "the test did not call unblock()"
+
+
+class FailingSyncDisk(Disk):
+    """Fails every sync while `fails`."""
+
+    fails = False
+
+    def sync(self, descriptor: int) -> None:
+        if self.fails:
             raise FileWriteError("this sync fails, in this test")
 
 
-class HastyDisk(Disk):
+class NoSyncDisk(Disk):
     """Skips every sync, for speed: tests do not crash the machine."""
 
     def sync(self, descriptor: int) -> None:
         pass
 
 
-class FillingDisk(HastyDisk):
+class FillingDisk(NoSyncDisk):
     """Reports `used` as its use."""
 
     used = 0.0
@@ -175,7 +175,7 @@ class FillingDisk(HastyDisk):
         return self.used
 
 
-class RestartedMachine(HastyDisk):
+class RestartedMachineDisk(NoSyncDisk):
     """The disk after a restart of the machine: only flushed data can be trusted."""
 
     def boot_id(self) -> str:

@@ -29,8 +29,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from skyroute.message.queue_ref import QueueRef
-from tests.support.lines import WAIT_S, eventually
+from tests.support.connections import WAIT_S
 from tests.support.raw import VERSION_5, ClosedError, Command, Request, crc32, decode, encode, frame
+from tests.support.waiting import eventually
 
 CLUSTER: Final = "FakeCluster"
 BROKER: Final = "broker-a"
@@ -95,13 +96,13 @@ class Peer:
         finally:
             del self._asked[opaque]
 
-    async def tell(self, request: Request) -> None:
+    async def send_oneway(self, request: Request) -> None:
         """Send the client a request that wants no answer."""
         await self.write(encode(request, next(self._opaque), flag=2))
 
     async def write(self, data: bytes) -> None:
         if self._writer.transport.is_closing():
-            return  # what is said to nobody is no failure of the test
+            return  # a closed connection is no failure of the test
         self._writer.write(data)
         with contextlib.suppress(ConnectionError):
             await self._writer.drain()
@@ -148,7 +149,7 @@ class FakeServer:
         self.address = f"{host}:{self._listening.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Be gone: nobody listens, and every connection is cut."""
+        """Stop listening, and close every connection."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
@@ -210,7 +211,7 @@ class FakeCluster:
         self.heard: list[tuple[str, Command]] = []
         """Every request in order, and whom it was said to."""
         self.notifies_members = True
-        """Members are told with 40 when others come and go."""
+        """Whether members are notified (NOTIFY_CONSUMER_IDS_CHANGED) when others join or leave."""
         self._auto_create = auto_create
         self._queues: dict[QueueRef, list[Record]] = {}
         self._firsts: dict[QueueRef, int] = {}
@@ -296,7 +297,7 @@ class FakeCluster:
     # --------------------------------------------------------------------------------------------------- what is heard
 
     def seen(self, code: int, broker: str | None = None) -> list[Command]:
-        """Return every request of this code that has come so far."""
+        """Return every request of this code received so far."""
         return [command for name, command in self.heard if command.code == code and broker in (None, name)]
 
     async def until_seen(self, code: int, n: int = 1, broker: str | None = None) -> list[Command]:
@@ -364,7 +365,7 @@ class FakeCluster:
         self, client_id: str, code: int, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
         """The same for what wants no answer."""
-        await (await self._peer_of(client_id)).tell(Request(code, fields or {}, body))
+        await (await self._peer_of(client_id)).send_oneway(Request(code, fields or {}, body))
 
     async def _peer_of(self, client_id: str) -> Peer:
         def found() -> list[Peer]:
@@ -569,7 +570,7 @@ class FakeCluster:
     def _notify(self, broker: str, group: str) -> None:
         if self.notifies_members:
             for peer in self.members[broker, group].values():
-                task = asyncio.create_task(peer.tell(Request(40, {"consumerGroup": group})))
+                task = asyncio.create_task(peer.send_oneway(Request(40, {"consumerGroup": group})))
                 peer.server.tasks.add(task)
                 task.add_done_callback(peer.server.tasks.discard)
 
@@ -646,7 +647,7 @@ class FakeCluster:
         return Reply()
 
     def _tell_news(self) -> None:
-        # Who waits clears it again before waiting; nobody relies on it staying set.
+        # A waiter clears it before it waits; no code relies on it staying set.
         self._news.set()
 
 

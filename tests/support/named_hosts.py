@@ -1,4 +1,4 @@
-"""An event loop with a hosts file of its own, so that a name can have several addresses without asking any network."""
+"""An event loop with its own host names, so that a name can have several addresses without DNS."""
 
 from __future__ import annotations
 

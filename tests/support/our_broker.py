@@ -1,4 +1,4 @@
-"""Our broker as a peer process, behind the same face as Apache's."""
+"""Our broker as a process, with the interface of Apache's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.apache import ApacheBroker
 
 
 class SkyrouteBroker(ApacheBroker):
-    """Ours, as an operator runs it, under the very settings that Apache's gets."""
+    """Our broker, as an operator runs it, with the settings of Apache's."""
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "skyroute", "broker", "-c", str(self.config_file)]

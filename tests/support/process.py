@@ -1,6 +1,6 @@
-"""A real `skyroute nameserver` for hard times: its log in a file, and its memory, open files and limits at hand.
+"""A name server as a process, with access to its log, memory, open files and resource limits.
 
-The log goes to a file because a pipe that nobody reads would stall the server, and hide what a test wants to see.
+The log goes to a file, because a full pipe would block the server.
 """
 
 from __future__ import annotations
@@ -12,30 +12,19 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 from tests.support.booted import BOOT_LINE, BOOT_TIMEOUT_S, STOP_TIMEOUT_S, NotBootedError
+from tests.support.waiting import wait_until
 
-T = TypeVar("T")
 Loop = Literal["uvloop", "asyncio"]
 
 COMMAND: Final = (sys.executable, "-m", "skyroute", "nameserver")
 LOG_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) [\w.]+ - .+")
-
-
-def eventually(probe: Callable[[], T], what: str, *, timeout_s: float = 20.0) -> T:
-    """Ask about a state that is visible from outside, and announces itself to nobody, until the answer is true."""
-    deadline = time.monotonic() + timeout_s
-    while not (answer := probe()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {timeout_s:g} s: {what}; the last answer was {answer!r}")
-        time.sleep(0.01)
-    return answer
 
 
 @dataclass(slots=True)
@@ -46,16 +35,18 @@ class ServerProcess:
     address: str
     folder: Path
     """Where its files are."""
+    started_at: int
+    """Length of the log when it had started; it logs every setting before that."""
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    # What it costs
+    # Resources
 
     @property
     def rss_mb(self) -> float:
-        """Persistence it holds now, in units of 1,000,000 bytes."""
+        """Memory it holds now, in units of 1,000,000 bytes."""
         return self._status_mb("VmRSS")
 
     @property
@@ -85,22 +76,26 @@ class ServerProcess:
         resource.prlimit(self.pid, kind, (value, hard))
 
     def unlimit(self, kind: int) -> None:
-        """Let it have as much as it ever could."""
+        """Raise a soft limit to the hard limit."""
         _, hard = resource.prlimit(self.pid, kind)
         resource.prlimit(self.pid, kind, (hard, hard))
 
-    # What it says
+    # Log
 
     @property
     def log(self) -> str:
         # Newlines are left as they are: a lone carriage return is a finding, not a line end.
         return _log_path(self.folder).read_bytes().decode()
 
+    @property
+    def log_since_start(self) -> str:
+        return self.log_since(self.started_at)
+
     def log_since(self, mark: int) -> str:
-        """What was added since the log was `mark` characters long."""
+        """Return what was added since the log was `mark` characters long."""
         return self.log[mark:]
 
-    # What is done to it
+    # Control
 
     @property
     def is_running(self) -> bool:
@@ -108,10 +103,10 @@ class ServerProcess:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """It stands still meanwhile, and its clocks go on."""
+        """Suspend the process for the block; its clocks go on."""
         self.process.send_signal(signal.SIGSTOP)
         try:
-            eventually(lambda: self._state == "T", "the process stands still")
+            wait_until(lambda: self._state == "T", "the process is suspended")
             yield
         finally:
             self.process.send_signal(signal.SIGCONT)
@@ -126,7 +121,7 @@ class ServerProcess:
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:
-        """End it as a power cut would, were it not for the file system's buffers."""
+        """End it with SIGKILL; the file system's buffers survive."""
         self.process.kill()
         self.process.wait()
 
@@ -141,12 +136,12 @@ def server_process(
     *,
     settings: Mapping[str, object] | None = None,
     loop: Loop = "uvloop",
-    words: Sequence[str] = (),
+    arguments: Sequence[str] = (),
 ) -> Iterator[ServerProcess]:
-    """Start a name server that keeps its files in `folder`, and leave nothing running behind.
+    """Start a name server with its files in `folder`, and end it after the block.
 
-    `settings` are Java's names with their values; `words` are further words of the command. A second server in the
-    same folder finds what the first one left, and adds to its log.
+    `settings` are Java's names with their values; `arguments` are added to the command. A second server in the same
+    folder finds the files of the first one, and appends to its log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     values: dict[str, object] = {
@@ -154,7 +149,7 @@ def server_process(
         "bindAddress": "127.0.0.1",
         "kvConfigPath": folder / "kvConfig.json",
         "configStorePath": folder / "namesrv.properties",
-        "trustedProxies": "127.0.0.1",  # so that tests can speak as a proxy
+        "trustedProxies": "127.0.0.1",  # so that tests can send PROXY headers
     }
     values |= settings or {}
     options = [word for key, value in values.items() for word in ("-D", f"{key}={value}")]
@@ -163,7 +158,7 @@ def server_process(
     with (
         _log_path(folder).open("ab") as log,
         subprocess.Popen(
-            [*COMMAND, *options, *words],
+            [*COMMAND, *options, *arguments],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -172,7 +167,8 @@ def server_process(
         ) as process,
     ):
         try:
-            yield ServerProcess(process, _await_address(process, folder), folder)
+            address = _await_address(process, folder)
+            yield ServerProcess(process, address, folder, len(_log_path(folder).read_bytes().decode()))
         finally:
             process.kill()
 
@@ -180,8 +176,8 @@ def server_process(
 def _await_address(process: subprocess.Popen[bytes], folder: Path) -> str:
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], BOOT_TIMEOUT_S)
-    # One line is all that it ever writes there.
+    # It writes only this line to stdout.
     line = process.stdout.readline().decode() if readable else ""
     if not line.startswith(BOOT_LINE):
-        raise NotBootedError(f"no boot line but {line!r}; its log:\n{_log_path(folder).read_text()}")
+        raise NotBootedError(f"expected the boot line, got {line!r}; log:\n{_log_path(folder).read_text()}")
     return line.removeprefix(BOOT_LINE).rstrip("\n")

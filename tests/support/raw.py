@@ -1,7 +1,7 @@
-"""An independent witness of the remoting protocol: blocking sockets, both header forms, and no line of `skyroute`.
+"""An independent client of the remoting protocol: blocking sockets, both header forms, no code of `skyroute`.
 
-It imports nothing from the product on purpose. What it believes of the wire was written from the specification alone,
-so that a mistake in our codec cannot hide behind the same mistake in the test.
+It imports nothing from the product on purpose: it was written from the specification alone, so that a test does not
+repeat a mistake of our codec. Request codes are therefore numbers here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTH
 
 
 class ClosedError(ConnectionError):
-    """The server closed the line while an answer was awaited."""
+    """The server closed the connection while a response was awaited."""
 
 
 # --------------------------------------------------------------------------------------------------------- commands
@@ -32,7 +32,7 @@ class ClosedError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked; the line adds the request id and the header form."""
+    """A request; the connection adds the request id and the header form."""
 
     code: int
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One frame as it came: a reply, or a request that the server sent to us."""
+    """One received frame: a response, or a request that the server sent to us."""
 
     code: int
     flag: int
@@ -158,11 +158,11 @@ def _from_binary(header: bytes, body: bytes) -> Command:
     return Command(code, flag, opaque, remark, fields, body, "binary", LANGUAGES[language], version)
 
 
-# ------------------------------------------------------------------------------------------------------------- lines
+# ------------------------------------------------------------------------------------------------------- connections
 
 
 class RawConnection:
-    """One connection to a server. Frames that nobody asked for are kept in `strays`."""
+    """One connection to a server. Frames that answer no pending call are kept in `strays`."""
 
     def __init__(self, address: str, *, form: Form = "json", timeout_s: float = 10.0) -> None:
         self.form: Form = form
@@ -178,7 +178,7 @@ class RawConnection:
         self.close()
 
     def call(self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b"") -> Command:
-        """Ask and wait for the answer."""
+        """Send a request and return its response."""
         opaque = self.send(code, fields, body)
         while True:
             command = self.receive()
@@ -186,14 +186,14 @@ class RawConnection:
                 return command
             self.strays.append(command)
 
-    def tell(self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b"") -> None:
-        """Say it one-way: no answer may come."""
+    def send_oneway(self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b"") -> None:
+        """Send a one-way request: the server must not respond."""
         self.send(code, fields, body, flag=2)
 
     def send(
         self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b"", *, flag: int = 0
     ) -> int:
-        """Write one request without waiting; gives its id."""
+        """Write one request without waiting; return its id."""
         request = code if isinstance(code, Request) else Request(code, fields or {}, body)
         self._opaque += 1
         self.write(encode(request, self._opaque, form=self.form, flag=flag))
@@ -203,16 +203,16 @@ class RawConnection:
         self._socket.sendall(data)
 
     def receive(self) -> Command:
-        """The next frame, whatever it is.
+        """Return the next frame of any kind.
 
         Raises:
-            ClosedError: The server hung up.
+            ClosedError: The server closed the connection.
         """
         (length,) = struct.unpack(">I", self._exactly(4))
         return decode(self._exactly(length))
 
     def is_closed_by_peer(self) -> bool:
-        """Waits for the end of the stream; frames that still come are kept as strays."""
+        """Wait for the end of the stream; keep frames that still arrive as strays."""
         try:
             while True:
                 self.strays.append(self.receive())
@@ -238,7 +238,7 @@ class RawConnection:
 
 
 class Listener:
-    """A broker's ear: gives out the requests that a name server sends to it, over one connection or several."""
+    """A broker that only listens, and gives out the requests of a name server over any number of connections."""
 
     def __init__(self, timeout_s: float = 10.0) -> None:
         self._timeout_s = timeout_s
@@ -255,7 +255,7 @@ class Listener:
         self._listening.close()
 
     def receive(self) -> Command:
-        """The next request said to this broker."""
+        """Return the next request."""
         while True:
             if self._accepted is None:
                 self._accepted, _ = self._listening.accept()
@@ -323,7 +323,7 @@ class DataVersion:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """REGISTER_BROKER in every shape that brokers of three generations have sent."""
+    """REGISTER_BROKER in every form that brokers of three generations send."""
 
     cluster: str
     broker: str
@@ -337,7 +337,7 @@ class Registration:
     heartbeat_ms: int | None = None
     zone: str | None = None
     deflate: bool = False  # the body is the zlib form
-    flag_compressed: bool | None = None  # what the header says of it; None: the truth
+    flag_compressed: bool | None = None  # the header's `compressed` flag; None: as `deflate`
     crc: int | None = None  # None: the right one
     mappings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     filter_servers: Sequence[str] = ()
@@ -447,7 +447,7 @@ def compact(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A piece of JSON-like text that still knows how it was written."""
+    """A parsed JSON value that keeps its source text."""
 
     raw: str = ""
     members: tuple[tuple[str, Node], ...] | None = None
@@ -479,7 +479,7 @@ _BLANKS = " \t\r\n"
 
 
 class _Reader:
-    """Reads JSON in which map keys may be bare. Blanks between tokens are refused unless allowed."""
+    """Parses JSON with optional quotes on map keys. Rejects blanks between tokens unless allowed."""
 
     def __init__(self, text: str, *, allow_blanks: bool) -> None:
         self._text = text
@@ -568,7 +568,7 @@ class _Reader:
 
 
 def loads(text: str) -> Any:
-    """A value from strict or legacy text; every map key becomes a string."""
+    """Parse strict or legacy text; every map key becomes a string."""
     return _Reader(text, allow_blanks=True).whole().value()
 
 
@@ -588,10 +588,10 @@ _SHARED_TABLES = frozenset({"brokerAddrTable", "clusterAddrTable", "table"})
 
 
 def canonical(text: str, *, strict: bool = False, keep: str | None = None) -> str:
-    """The text with what Java leaves to hash order put in order; every other byte as it was.
+    """Sort what Java writes in hash order; keep every other byte.
 
-    In the strict dialect map keys have a defined order, so they are left alone there. With `keep`, members of the
-    shared tables and items of a topic list that do not begin with it are left out: they belong to somebody else.
+    In the strict dialect map keys have a defined order, so they are not sorted. With `keep`, members of the shared
+    tables and items of a topic list that do not begin with it are left out: they belong to other tests.
 
     Raises:
         ValueError: There is a blank between tokens, or the text is not even lenient JSON.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.lines import WAIT_S
+from tests.support.connections import WAIT_S
 from tests.support.raw import split_address
 from tests.support.shown import ROOT
 

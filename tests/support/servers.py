@@ -1,4 +1,4 @@
-"""A name server inside the test, on port 0 of loopback, with a clock that only the test moves."""
+"""A name server in the test's process, on a free port of loopback, with a manual clock."""
 
 from __future__ import annotations
 
@@ -39,37 +39,37 @@ class Running:
 
     @property
     def remoting(self) -> Server:
-        """The part that holds the connections."""
+        """The server of the remoting layer."""
         assert self.server._server is not None
         return self.server._server
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """Number of open connections."""
         return len(self.remoting._connections)
 
     @property
     def buffered_bytes(self) -> int:
-        """What peers have begun to say and not finished."""
+        """Bytes of unfinished frames."""
         return self.remoting._context.buffered.total
 
     @property
     def unsent_bytes(self) -> int:
-        """Answers that peers were too slow to take, as of when each was found to be slow."""
+        """Bytes of responses that slow clients have not read, as last counted."""
         return self.remoting._context.unsent.total
 
     def scan(self) -> None:
-        """Look for expired leases now, whenever the last look was."""
+        """Run the lease scan now."""
         self.scanned_at = self.clock.monotonic()
         assert self.server._lease_scan is not None
         self.server._lease_scan.scan(self.scanned_at)
 
     def sweep(self) -> None:
-        """Look for idle connections now, whenever the last look was."""
+        """Run the scan for idle connections now."""
         self.remoting.sweep(self.clock.monotonic())
 
     def pass_time(self, seconds: float, *, scans: bool = True, sweeps: bool = True) -> None:
-        """Let time pass as a running server sees it: a sweep every second, a lease scan every interval, none late."""
+        """Advance the clock with an idle scan every second and a lease scan every interval, as a server does."""
         until = self.clock.monotonic() + seconds
         while (left := until - self.clock.monotonic()) > 0:
             now = self.clock.advance(min(SWEEP_S, left))

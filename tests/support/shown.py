@@ -1,4 +1,4 @@
-"""What readers are shown: the programs in `examples`, and those printed in the documents."""
+"""The programs in `examples`, and the programs and commands in the documents."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ PRINTED = {
     "script.py": r"(sent OK\n){3}read\nline 0\nline 1\nline 2\n",
     "transaction.py": r"ten COMMIT\ntoo much ROLLBACK\n",
 }
-"""What each example prints when all is well."""
+"""What each example prints on success."""
 NAME_SERVER = "127.0.0.1:9876"
-"""Where programs in the documents look for a cluster."""
+"""The name server of the programs in the documents."""
 
 
 def programs(document: str) -> list[str]:
-    """The programs in Python that a document shows."""
+    """Return the Python programs in a document."""
     text = (ROOT / document).read_text(encoding="utf-8")
     return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def table_below(document: str, heading: str) -> list[list[str]]:
-    """The rows of the first table below a heading, without the table's head."""
+    """Return the rows of the first table below a heading, without the table's head."""
     text = (ROOT / document).read_text(encoding="utf-8").split(f"\n{heading}\n", 1)[1]
     lines = re.findall(r"(?m)^\|(.*)\|$", re.split(r"(?m)^#+ ", text)[0])
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in lines[2:]]
 
 
 def code_spans(cell: str) -> list[str]:
-    """The texts between backticks."""
+    """Return the texts between backticks."""
     return re.findall(r"`([^`]*)`", cell)
 
 
 def programs_for(name_servers: str) -> list[str]:
-    """The programs in the documents that want a cluster, pointed at one."""
+    """Return the programs in the documents that need a cluster, with its address."""
     shown = [*programs("README.md"), *programs("docs/client.md")]
     return [
         program.replace(NAME_SERVER, name_servers)
@@ -61,12 +61,12 @@ def wants_spark(program: str) -> bool:
 
 
 def runs_for_ever(program: str) -> bool:
-    """Whether a program serves until somebody stops it."""
+    """Whether a program runs until it is stopped."""
     return "consumer.run()" in program
 
 
 def command_lines(document: Path) -> list[str]:
-    """The lines in a document that call `skyroute`, as a reader would type them."""
+    """Return the command lines in a document that call `skyroute`."""
     text = document.read_text(encoding="utf-8")
     blocks = re.findall(r"^```(?:sh)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
@@ -74,13 +74,13 @@ def command_lines(document: Path) -> list[str]:
     return [match[1].strip() for match in found if match and "[-" not in match[1]]
 
 
-def understand(words: Sequence[str], folder: Path) -> None:
-    """Have the command take words apart that follow `skyroute`, and do nothing; folders that must be there are made.
+def check_arguments(arguments: Sequence[str], folder: Path) -> None:
+    """Check that `skyroute` accepts these arguments, without running the command; create the folders it needs.
 
     Raises:
-        click.ClickException: there is no such command or option, or a value is none of its values.
+        click.ClickException: The command, an option or a value is unknown.
     """
-    rest = [re.sub("^/(var|data)/", f"{folder}/", word) for word in words]
+    rest = [re.sub("^/(var|data)/", f"{folder}/", word) for word in arguments]
     for option, value in pairwise(rest):
         if option in ("--journal", "--archive", "--path"):
             (folder / value).mkdir(parents=True, exist_ok=True)
@@ -91,9 +91,10 @@ def understand(words: Sequence[str], folder: Path) -> None:
         assert found is not None
         command, context = found, click.Context(found, parent=context, info_name=found.name)
     if not {"-h", "--help"} & set(rest):
-        command.make_context(command.name, rest, parent=context.parent)
+        accepted = command.make_context(command.name, rest, parent=context.parent)
+        assert accepted.command is command
 
 
-def words_of(line: str) -> list[str]:
-    """The words of a line in a shell, without the program."""
+def arguments_of(line: str) -> list[str]:
+    """Return the arguments of a command line, without the program."""
     return shlex.split(line.partition(" > ")[0])[1:]

@@ -170,7 +170,7 @@ def read_store(store: MessageStore) -> list[Kept]:
     return found
 
 
-def check(base: Base, damage: Damage, store: MessageStore) -> None:
+def check_losses(base: Base, damage: Damage, store: MessageStore) -> None:
     """Check that at most the touched messages are lost, and no other has changed."""
     touched = base.touched(damage)
     found = set(read_store(store))

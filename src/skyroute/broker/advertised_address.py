@@ -23,7 +23,6 @@ class Advertised:
     """Address or DNS name for clients."""
     ip: str
     """Address in stored records."""
-    ha_host: str
 
 
 def find_advertised_address(config: BrokerConfig) -> Advertised:
@@ -41,7 +40,7 @@ def find_advertised_address(config: BrokerConfig) -> Advertised:
         log.warning("only clients on this machine can reach us address=%s advice=%s", host, _ADVICE)
     if config.advertised_ha_host:
         _usable_ip("brokerIP2", config.advertised_ha_host)
-    return Advertised(host, ip, config.advertised_ha_host or host)
+    return Advertised(host, ip)
 
 
 def _default_host(config: BrokerConfig) -> str:

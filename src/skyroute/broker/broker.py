@@ -12,7 +12,6 @@ from skyroute.clock import Clock, SystemClock
 from skyroute.files.disk import Disk
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
-from skyroute.remoting.address import join_address
 from skyroute.remoting.background import Background
 from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.dispatch import Dispatcher, Handler
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 
 FAST_PORT_DISTANCE: Final = 2
 """The fast port is this far below the port. It serves everything but pulls, for sends that must not wait."""
-HA_PORT_DISTANCE: Final = 1
 REQUEST_BOUNDS_S: Final = (0.001, 0.003, 0.005, 0.007, 0.01, 0.1, 1.0, 2.0, 3.0)
 """Upper bounds of the latency histogram buckets, in seconds, as in Apache's brokers."""
 _DECODERS: Final[Mapping[int, HeaderDecoder]] = {RequestCode.SEND_MESSAGE_V2: read_send_header}
@@ -84,7 +82,6 @@ class Broker:
                 cluster=config.cluster_name,
                 name=config.broker_name,
                 broker_id=config.broker_id,
-                ha_address=join_address(advertised.ha_host, config.ha_port or port + HA_PORT_DISTANCE),
             )
             self.address = identity.address
             await self._open_pages()

@@ -64,11 +64,11 @@ class BrokerConfig(ServerConfig):
     advertised_host: str | None = setting("brokerIP1", Scope.BROKER, None, kind=str)
     """Host that clients connect to; None: found at the start."""
     advertised_ha_host: str | None = setting("brokerIP2", Scope.BROKER, None, kind=str)
-    """Host that slaves connect to; None: as for clients."""
+    """Host for slaves. It is checked and not registered: this broker does not replicate."""
     advertised_port: int = setting("advertisedPort", Scope.OWN, 0, at_most=65535)
     """Port that clients connect to; 0: `listen_port`."""
     ha_port: int = setting("haListenPort", Scope.STORE, 0, at_most=65535)
-    """Port that slaves connect to; 0: one above the port for clients. This broker does not listen there."""
+    """Port for slaves. This broker does not listen there."""
     name_server_list: str = setting("namesrvAddr", Scope.BROKER, "")
 
     # Registration

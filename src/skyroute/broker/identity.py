@@ -14,19 +14,15 @@ class Identity:
     broker_id: int
     address: str
     """`host:port` for clients."""
-    ha_address: str
-    """`host:port` for slaves."""
     raw_store_host: bytes
     """The address in the format of records."""
 
     @classmethod
-    def at(
-        cls, host: str, ip: str, port: int, *, cluster: str, name: str, broker_id: int, ha_address: str
-    ) -> "Identity":
+    def at(cls, host: str, ip: str, port: int, *, cluster: str, name: str, broker_id: int) -> "Identity":
         """Return the identity of a broker with the advertised `host` and its address `ip`.
 
         Raises:
             HostError: `ip` is not an IP address.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return cls(cluster, name, broker_id, address, ha_address, encode_host(ip, port))
+        return cls(cluster, name, broker_id, address, encode_host(ip, port))

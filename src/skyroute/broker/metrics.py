@@ -293,9 +293,6 @@ class BrokerMetrics:
             "rocketmq_commit_messages", "Transactions committed", (), [(NO_LABELS, transactions.committed)]
         )
         yield self._counter(
-            "rocketmq_commit_messages", "Transactions committed", (), [(NO_LABELS, transactions.committed)]
-        )
-        yield self._counter(
             "rocketmq_rollback_messages", "Transactions rolled back", (), [(NO_LABELS, transactions.rolled_back)]
         )
         for name, text, number in (

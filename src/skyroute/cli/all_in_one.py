@@ -80,7 +80,7 @@ class _ConsoleInProcess:
         from skyroute.console.config import ConsoleConfig  # noqa: PLC0415 - an extra
         from skyroute.console.server import Console  # noqa: PLC0415 - an extra
 
-        address, memory = local_address(self._name_server), self._name_server.config.memory
+        address, memory = local_address(self._name_server), self._name_server.config.persistence
         host, port, folder = self._settings
         journals = {address: memory.path} if memory is not None else {}
         return Console(ConsoleConfig(name_servers=address, host=host, port=port, folder=folder, journals=journals))

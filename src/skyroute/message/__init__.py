@@ -1,1 +1,1 @@
-"""What a message is, and how one record of it lies in bytes. Pure: no sockets, no clock, no tasks."""
+"""Messages and the format of their records. No sockets, no clock, no tasks."""

@@ -1,12 +1,12 @@
-"""Many messages in one body: what a producer sends as a batch, and what some topics store as one record.
+"""Batches: many messages in one body. Producers send them, and batch topics store them as one record.
 
-A batch is a row of items. Each is its length, two words that nobody reads, a flag, then body and properties with their
-lengths. Topic, queue and addresses are those of the request or record around it.
+A batch is a sequence of items. Each has its length, two unused 32-bit fields, a flag, then body and properties with
+their lengths. Topic, queue and addresses are those of the enclosing request or record.
 """
 
 from collections.abc import Iterable, Sequence
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
+from struct import error as StructError  # noqa: N812 - the module's own name is too general
 from typing import Final, NamedTuple
 
 from skyroute.message.errors import BatchError, InvalidMessageError
@@ -30,14 +30,14 @@ class BatchItem(NamedTuple):
 
 
 RawItem = tuple[bytes, bytes, int]
-"""The same without names, of which a broker sees a great many."""
+"""A `BatchItem` as a plain tuple, which is faster to create."""
 
 
 def encode_batch(items: Iterable[RawItem]) -> bytes:
     """Return the body of a batch.
 
     Raises:
-        BatchError: an item has too long properties or a flag that does not fit.
+        BatchError: properties are too long, or a flag does not fit into 32 bits.
     """
     parts: list[bytes] = []
     for body, raw_properties, flag in items:
@@ -50,12 +50,12 @@ def encode_batch(items: Iterable[RawItem]) -> bytes:
                 raw_properties,
             )
         except StructError as error:
-            raise BatchError(f"an item does not fit a batch: {error}") from error
+            raise BatchError(f"an item cannot be encoded in a batch: {error}") from error
     return b"".join(parts)
 
 
 def decode_batch(body: bytes) -> list[RawItem]:
-    """Return the messages of a batch, each as `BatchItem` has it.
+    """Return the messages of a batch, in the order of `BatchItem`.
 
     Raises:
         BatchError: the body is not whole items from its first byte to its last.
@@ -64,7 +64,7 @@ def decode_batch(body: bytes) -> list[RawItem]:
 
 
 def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], int]:
-    """Decode at most `count_max` messages of a batch from a position; return them and the position behind them.
+    """Decode at most `count_max` messages of a batch from a position; return them and the position after them.
 
     Raises:
         BatchError: the body is not whole items up to there.
@@ -83,11 +83,11 @@ def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], in
             start = at + _HEAD.size
             stop = start + body_bytes
             if body_bytes < 0:
-                raise BatchError(f"the item at {at} announces a body of {body_bytes} bytes")
+                raise BatchError(f"the item at {at} has a body length of {body_bytes}")
             (properties_bytes,) = _PROPERTIES_LENGTH.unpack_from(body, stop)
             at_next = stop + 2 + properties_bytes
             if properties_bytes < 0 or at_next != at + size or at_next > end:
-                raise BatchError(f"the item at {at} announces {size} bytes and has {min(at_next, end) - at}")
+                raise BatchError(f"the item at {at} has a length of {size}, but takes {min(at_next, end) - at} bytes")
             items.append((body[start:stop], body[stop + 2 : at_next], flag))
             at = at_next
     except StructError:
@@ -96,13 +96,13 @@ def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], in
 
 
 def check_batch(messages: Sequence[Message]) -> None:
-    """Let pass messages that may travel as one batch.
+    """Check that messages may be sent as one batch.
 
     Raises:
-        InvalidMessageError: they may not, or there are none.
+        InvalidMessageError: they may not, or the list is empty.
     """
     if not messages:
-        raise InvalidMessageError("a batch has at least one message")
+        raise InvalidMessageError("a batch needs at least one message")
     first = messages[0]
     if is_retry_topic(first.topic):
         raise InvalidMessageError("Retry Group is not supported for batching")
@@ -116,11 +116,11 @@ def check_batch(messages: Sequence[Message]) -> None:
 
 
 def unwrap_batches(messages: list[StoredMessage]) -> list[StoredMessage]:
-    """Return the messages with every wrapped batch among them replaced by those inside it.
+    """Return the messages, with every batch among them replaced by its messages.
 
     Raises:
-        BatchError: a body that should be a batch is none.
-        CompressionError: it cannot even be unpacked.
+        BatchError: the body of a batch is invalid.
+        CompressionError: the body of a batch cannot be decompressed.
     """
     if not any(message.is_wrapped_batch for message in messages):
         return messages
@@ -140,7 +140,7 @@ def _unwrap(batch: StoredMessage) -> list[StoredMessage]:
             stored_body=body,
             raw_properties=raw_properties,
             flag=flag,
-            # What comes out is neither a batch nor compressed any more.
+            # The inner messages are neither batches nor compressed.
             sys_flag=batch.sys_flag & ~(WRAPPED_BATCH | COMPRESSED),
             body_crc=body_crc(body),
             record_bytes=ITEM_BYTES_MIN + len(body) + len(raw_properties),

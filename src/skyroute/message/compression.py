@@ -1,4 +1,4 @@
-"""Packs and unpacks bodies. zlib comes with Python; LZ4 and Zstandard are extras, looked for when first needed."""
+"""Compresses and decompresses bodies. zlib comes with Python; LZ4 and Zstandard are extras, imported when needed."""
 
 import zlib
 from importlib import import_module
@@ -9,19 +9,19 @@ from skyroute.message.errors import CompressionError, MissingExtraError
 from skyroute.message.flags import Compression, compression_of
 
 COMPRESS_FROM_BYTES: Final = 4096
-"""Producers compress bodies of this length and longer, unless told otherwise."""
+"""Default minimum length of bodies that producers compress."""
 
 COMPRESSION_LEVEL: Final = 5
 
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The longest body that is unpacked unless the caller says otherwise: a few bytes can pose as any number of them."""
+"""Default maximum length of a decompressed body: a few bytes can expand to gigabytes."""
 
-# Four bytes of Zstandard can stand for 128 KiB, so this much input is at most 32 MiB of output beyond the limit.
+# Four bytes of Zstandard can expand to 128 KiB: this much input gives at most 32 MiB of output beyond the limit.
 _ZSTD_STEP_BYTES: Final = 1024
 
 
 def compress(body: bytes, compression: Compression, level: int = COMPRESSION_LEVEL) -> bytes:
-    """Return a body in the form that all clients of RocketMQ read. LZ4 has no levels here, as with Apache's clients.
+    """Compress a body in the format of RocketMQ's clients. As with Apache's clients, LZ4 has no levels.
 
     Raises:
         MissingExtraError: the package for it is not installed.
@@ -29,7 +29,7 @@ def compress(body: bytes, compression: Compression, level: int = COMPRESSION_LEV
     if compression is Compression.ZLIB:
         return zlib.compress(body, level)
     if compression is Compression.LZ4:
-        # Java reads only frames whose blocks stand alone.
+        # Java reads only frames with independent blocks.
         packed: bytes = _lz4().compress(body, block_linked=False)
     else:
         packed = _zstandard().ZstdCompressor(level=level).compress(body)
@@ -37,10 +37,10 @@ def compress(body: bytes, compression: Compression, level: int = COMPRESSION_LEV
 
 
 def unpack(body: bytes, sys_flag: int, bytes_max: int = UNPACKED_BYTES_MAX) -> bytes:
-    """Return a body as its sender had it, by what the record's system flag says of it.
+    """Decompress a body according to the record's system flag.
 
     Raises:
-        CompressionError: it is damaged, cut short or longer than `bytes_max`.
+        CompressionError: it is damaged, truncated or longer than `bytes_max`.
         MissingExtraError: the package for it is not installed.
     """
     compression = compression_of(sys_flag)
@@ -53,9 +53,9 @@ def unpack(body: bytes, sys_flag: int, bytes_max: int = UNPACKED_BYTES_MAX) -> b
     else:
         unpacked, whole = _unpack_zstd(body, bytes_max)
     if len(unpacked) > bytes_max:
-        raise CompressionError(f"a body of {len(body)} bytes unpacks to more than {bytes_max}")
+        raise CompressionError(f"a body of {len(body)} bytes decompresses to more than {bytes_max} bytes")
     if not whole:
-        raise CompressionError(f"the {compression.name} body ends too early")
+        raise CompressionError(f"the {compression.name} body is truncated")
     return unpacked
 
 
@@ -103,4 +103,4 @@ def _extra(module: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtraError(f"this body needs an optional package: pip install 'skyroute[{extra}]'") from error
+        raise MissingExtraError(f"this compression needs an extra: pip install 'skyroute[{extra}]'") from error

@@ -1,7 +1,7 @@
-"""CRC-32, by the fastest code at hand: every body is summed when it is stored, and again when it is read."""
+"""CRC-32, in the fastest available implementation: every body is checked when stored and when read."""
 
 try:
-    from isal.isal_zlib import crc32  # the extra `fast`: with the processor's own instructions, in a sixth of the time
+    from isal.isal_zlib import crc32  # the extra `fast`: uses processor instructions, six times as fast
 except ImportError:
     from zlib import crc32
 

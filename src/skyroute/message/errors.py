@@ -1,42 +1,42 @@
-"""What can be wrong with a message, its bytes, or the words around it."""
+"""Errors of messages, records and expressions."""
 
 from skyroute.errors import SkyrouteError
 
 
 class MessageError(SkyrouteError):
-    """A message, or something written about one, is not what it has to be."""
+    """Base of all errors of this package."""
 
 
 class InvalidMessageError(MessageError):
-    """The application's message breaks a rule; no broker would keep it as it was meant."""
+    """A message breaks a rule and cannot be sent."""
 
 
 class InvalidNameError(MessageError):
-    """A topic or a group cannot have this name. The text is the one Apache's servers answer with."""
+    """The name of a topic or group is invalid. The text is that of Apache's servers."""
 
 
 class TagExpressionError(MessageError):
-    """A subscription's tag expression selects nothing at all."""
+    """A tag expression has no tags."""
 
 
 class ExpressionError(MessageError):
-    """An SQL92 expression cannot be understood, or compares what cannot be compared."""
+    """An SQL92 expression is invalid, or compares values that cannot be compared."""
 
     def __init__(self, text: str, at: int) -> None:
         super().__init__(text)
         self.at = at
-        """Where in the expression the trouble is: characters before it."""
+        """Position of the error in the expression, in characters."""
 
     def __reduce__(self) -> tuple[type["ExpressionError"], tuple[str, int]]:
         return type(self), (str(self), self.at)
 
 
 class IncomparableError(MessageError):
-    """A message's property cannot be compared as an SQL92 expression asks. The message does not match."""
+    """A property cannot be compared as an SQL92 expression requires. The message does not match."""
 
 
 class PropertyError(MessageError):
-    """Properties cannot be written: a name or value holds a separator, is empty, or all are too long together."""
+    """Properties cannot be encoded: a name or value is empty or has a separator, or all together are too long."""
 
 
 class MessageIdError(MessageError):
@@ -44,19 +44,19 @@ class MessageIdError(MessageError):
 
 
 class HostError(MessageError):
-    """An address or a port is none."""
+    """An address or port is invalid."""
 
 
 class BatchError(MessageError):
-    """The body of a batch is not a row of batch items."""
+    """The body of a batch is invalid."""
 
 
 class CompressionError(MessageError):
-    """A compressed body cannot be unpacked: damaged, cut short, too large, or of a kind nobody knows."""
+    """A body cannot be decompressed: damaged, truncated, too large, or of an unknown type."""
 
 
 class MissingExtraError(CompressionError):
-    """The body is compressed in a way that needs an optional package, and it is not installed."""
+    """The compression of a body needs an optional package that is not installed."""
 
 
 class RecordError(MessageError):
@@ -65,16 +65,16 @@ class RecordError(MessageError):
     def __init__(self, text: str, at: int = 0) -> None:
         super().__init__(text)
         self.at = at
-        """Where in the buffer the bad record starts."""
+        """Position of the record in the buffer."""
 
 
 class TruncatedRecordError(RecordError):
-    """The buffer ends inside a record. With more bytes it may yet be a good one."""
+    """The buffer ends inside a record, which may be valid."""
 
 
 class SegmentEndError(RecordError):
-    """Where a record should start stands the filler that ends a segment of the commit log."""
+    """The end mark of a commit log segment is where a record should start."""
 
 
 class ChecksumError(RecordError):
-    """A record's body, or the whole record, is not what its checksum was taken of."""
+    """The checksum of a body or record does not match."""

@@ -1,4 +1,4 @@
-"""The bits of a record's system flag: how to read its body and its addresses, and where it stands in a transaction.
+"""The bits of a record's system flag: compression, address families, transaction state.
 
 Plain numbers, because every record that passes is tested for some of them.
 """
@@ -10,7 +10,7 @@ from skyroute.message.errors import CompressionError
 
 COMPRESSED: Final = 0x1
 MULTI_TAGS: Final = 0x2
-"""The topic's filter type was MULTI_TAG when the record was stored. Nothing is read differently for it."""
+"""The topic's filter type was MULTI_TAG when the record was stored. Not used by readers."""
 TRANSACTION_MASK: Final = 0xC
 BORN_HOST_IPV6: Final = 0x10
 STORE_HOST_IPV6: Final = 0x20
@@ -23,7 +23,7 @@ WRAPPED_BATCH: Final = NEEDS_UNWRAPPING | INNER_BATCH
 
 
 class TransactionState(IntEnum):
-    """Where a record stands in a transaction: two bits of the system flag, taken together."""
+    """Transaction state of a record: two bits of the system flag."""
 
     NONE = 0x0
     PREPARED = 0x4
@@ -32,7 +32,7 @@ class TransactionState(IntEnum):
 
 
 class Compression(IntEnum):
-    """How a body is compressed: three bits of the system flag.
+    """Compression type of a body: three bits of the system flag.
 
     LZ4 and Zstandard need the extras `skyroute[lz4]` and `skyroute[zstd]`.
 
@@ -46,34 +46,34 @@ class Compression(IntEnum):
 
 
 def transaction_of(sys_flag: int) -> TransactionState:
-    """Return where a record with this flag stands in a transaction."""
+    """Return the transaction state of a flag."""
     return TransactionState(sys_flag & TRANSACTION_MASK)
 
 
 def with_transaction(sys_flag: int, state: TransactionState) -> int:
-    """Return the flag with another transaction state, all else as it was."""
+    """Return the flag with another transaction state."""
     return sys_flag & ~TRANSACTION_MASK | int(state)
 
 
 def compression_of(sys_flag: int) -> Compression | None:
-    """Return how the body is compressed, or None where it is not.
+    """Return the compression type of a body, or None if it is not compressed.
 
     Raises:
-        CompressionError: in a way that has no name yet.
+        CompressionError: the compression type is unknown.
     """
     if not sys_flag & COMPRESSED:
         return None
     kind = (sys_flag & COMPRESSION_MASK) >> 8
-    # Clients older than the type bits, and Go's to this day, leave them zero and mean zlib.
+    # Old clients, and Go's client, leave the type bits zero and mean zlib.
     if kind == 0:
         return Compression.ZLIB
     try:
         return Compression(kind)
     except ValueError:
-        raise CompressionError(f"nobody knows compression type {kind}") from None
+        raise CompressionError(f"unknown compression type {kind} (expected 0 to 3)") from None
 
 
 def with_compression(sys_flag: int, compression: Compression | None) -> int:
-    """Return the flag of a body compressed in this way, or, for None, not at all."""
+    """Return the flag with this compression type; None for no compression."""
     plain = sys_flag & ~(COMPRESSED | COMPRESSION_MASK)
     return plain if compression is None else plain | COMPRESSED | int(compression) << 8

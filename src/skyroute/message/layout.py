@@ -1,7 +1,7 @@
-"""Where things lie in a record.
+"""Layout of a record.
 
-Shared by the reader of whole records and the reader of columns. Their loops only see that a record does not add up;
-`find_damage` then says why, so that good records are asked few questions.
+Shared by all decoders of records. Their loops only detect that the lengths of a record do not add up; `find_damage`
+then finds the reason, so that valid records need few checks.
 
     head: 88 bytes, 12 more for each IPv6 address, by the bits of the system flag; its last field is the body's length
     body
@@ -23,10 +23,10 @@ MAGIC_V2: Final = 0xDAA320AB
 MAGIC_SEGMENT_END: Final = 0xCBD43194
 
 SEGMENT_END_BYTES: Final = 8
-"""What the mark at the end of a segment takes; behind a record there is always room for it."""
+"""Size of the end mark of a segment; every record leaves room for it."""
 
 V1_TOPIC_BYTES_MAX: Final = 127
-"""Java reads the one byte of a topic's length as signed, so longer ones take version 2."""
+"""Java reads the byte of a topic's length as signed, so longer topics need version 2."""
 V2_TOPIC_BYTES_MAX: Final = 32767
 HEAD_BYTES: Final = 88
 RECORD_BYTES_MIN: Final = HEAD_BYTES + 3
@@ -55,7 +55,7 @@ _WORDS: Final = Struct(">iI")
 
 
 def compile_heads(wanted: Container[str] = HEAD_FIELDS) -> tuple[Struct, Struct, Struct, Struct]:
-    """Return a reader of these fields of a head for each pair of address families, by bits 4 and 5 of the flag."""
+    """Return a struct of these header fields for each pair of address families, by bits 4 and 5 of the flag."""
     both4, born6, store6, both6 = (
         _compile_head(wanted, born, store)
         for store in (IPV4_HOST_BYTES, IPV6_HOST_BYTES)
@@ -81,19 +81,19 @@ _SYS_FLAG_AT: Final = 36
 
 
 def find_damage(buffer: bytes, at: int) -> RecordError:
-    """Return what is wrong with the record that starts here. Called by the readers, who know that something is."""
+    """Return the error of the record at this position, which failed to decode."""
     left = len(buffer) - at
     if left < SEGMENT_END_BYTES:
-        return TruncatedRecordError(f"{left} bytes are left at {at}; no record is so short", at)
+        return TruncatedRecordError(f"{left} bytes are left at {at}, fewer than any record has", at)
     size, magic = _WORDS.unpack_from(buffer, at)
     if magic == MAGIC_SEGMENT_END:
         return SegmentEndError(f"the segment ends at {at}", at)
     if magic not in (MAGIC_V1, MAGIC_V2):
-        return RecordError(f"no record starts at {at}: its magic is {magic:#010x}", at)
+        return RecordError(f"no record at {at}: its magic is {magic:#010x}", at)
     if size < RECORD_BYTES_MIN:
-        return RecordError(f"the record at {at} announces {size} bytes; it takes at least {RECORD_BYTES_MIN}", at)
+        return RecordError(f"the record at {at} has a length of {size} (expected at least {RECORD_BYTES_MIN})", at)
     if size > left:
-        return TruncatedRecordError(f"the record at {at} announces {size} bytes and has {left}", at)
+        return TruncatedRecordError(f"the record at {at} has a length of {size}, but only {left} bytes are left", at)
     return _find_damage_inside(buffer[at : at + size], magic, at)
 
 
@@ -105,15 +105,15 @@ def _find_damage_inside(record: bytes, magic: int, at: int) -> RecordError:
     )
     width = 1 if magic == MAGIC_V1 else 2
     if size < head_bytes + width + 2:
-        return RecordError(f"the record at {at} announces {size} bytes; its head alone takes {head_bytes}", at)
+        return RecordError(f"the record at {at} has a length of {size}, but its header takes {head_bytes}", at)
     (body_bytes,) = _BODY_LENGTH.unpack_from(record, head_bytes - 4)
     topic_at = head_bytes + body_bytes + width
     if body_bytes < 0 or topic_at + 2 > size:
-        return RecordError(f"the record at {at} has {size} bytes and cannot hold a body of {body_bytes}", at)
+        return RecordError(f"the record at {at} has {size} bytes, but a body length of {body_bytes}", at)
     properties_at = topic_at + int.from_bytes(record[topic_at - width : topic_at], "big") + 2
     if properties_at > size:
-        return RecordError(f"the record at {at} has {size} bytes; its topic goes beyond them", at)
+        return RecordError(f"the record at {at} has {size} bytes, and its topic ends after them", at)
     properties_bytes = int.from_bytes(record[properties_at - 2 : properties_at], "big")
     if properties_bytes > PROPERTIES_BYTES_MAX:
-        return RecordError(f"the record at {at} announces properties of {properties_bytes} bytes", at)
-    return RecordError(f"the record at {at} has {size} bytes; its parts take {properties_at + properties_bytes}", at)
+        return RecordError(f"the record at {at} has a properties length of {properties_bytes}", at)
+    return RecordError(f"the record at {at} has {size} bytes; its fields take {properties_at + properties_bytes}", at)

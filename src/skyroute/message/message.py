@@ -1,4 +1,4 @@
-"""A message as an application sends it, and as a broker keeps it and gives it back."""
+"""Messages: `Message` as an application sends it, `StoredMessage` as a broker returns it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,20 +26,19 @@ _INT32_MAX: Final = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Message:
-    """What an application sends.
+    """A message to send.
 
     Examples:
         >>> message = Message("Orders", b"one coffee", tag="paid", keys="order-17", properties={"shop": "north"})
         >>> message.keys
         ('order-17',)
 
-    `tag` is what consumers subscribe to; `keys` are what people look the message up by. Messages with the same
-    `sharding_key` keep their order. A message is held back by one of `delay_level` (one of the broker's steps, from 1),
-    `deliver_after_s` and `deliver_at`.
+    Consumers subscribe to `tag`; `keys` find the message in queries. Messages with the same `sharding_key` keep their
+    order. One of `delay_level` (from 1), `deliver_after_s` and `deliver_at` delays delivery.
 
     Raises:
         InvalidMessageError: it breaks a rule, such as a reserved name among `properties`.
-        InvalidNameError: no topic has this name.
+        InvalidNameError: the topic's name is invalid.
     """
 
     topic: str
@@ -52,9 +51,9 @@ class Message:
     deliver_after_s: float | None
     deliver_at: datetime | None
     flag: int
-    """The application's own: carried along, and looked at by nobody else."""
+    """For the application; the system does not use it."""
     wait_stored: bool
-    """The broker answers once the message is as safe as it is set up to make it."""
+    """The broker responds only after the flush and replication that it is configured for."""
 
     def __init__(
         self,
@@ -87,31 +86,31 @@ class Message:
         if delay_level != 0 or deliver_after_s is not None or deliver_at is not None:
             self._check_delivery()
         if flag != 0 and not _is_whole(flag, -_INT32_MAX - 1, _INT32_MAX):
-            raise InvalidMessageError(f"flag is a whole number that fits into 32 bits: {flag!r}")
+            raise InvalidMessageError(f"flag is not a 32-bit integer: {flag!r}")
         if wait_stored is not True and wait_stored is not False:
-            raise InvalidMessageError(f"wait_stored is True or False: {wait_stored!r}")
+            raise InvalidMessageError(f"wait_stored is not True or False: {wait_stored!r}")
 
     def __repr__(self) -> str:
-        # As of a stored one: a body may be megabytes, and messages end up in logs.
+        # Only the length of the body: it may have megabytes, and messages end up in logs.
         return f"Message(topic={self.topic!r}, body={len(self.body)} bytes, properties={self.to_properties()!r})"
 
     def _check_delivery(self) -> None:
         if (self.delay_level != 0) + (self.deliver_after_s is not None) + (self.deliver_at is not None) > 1:
-            raise InvalidMessageError("give one of delay_level, deliver_after_s and deliver_at")
+            raise InvalidMessageError("delay_level, deliver_after_s and deliver_at exclude each other: give only one")
         level, after_s, at = self.delay_level, self.deliver_after_s, self.deliver_at
         if not _is_whole(level, 0, _INT32_MAX):
-            raise InvalidMessageError(f"delay_level is 0 or a step from 1 up, a whole number: {level!r}")
+            raise InvalidMessageError(f"delay_level is not an integer from 0 up: {level!r}")
         if after_s is not None and not _is_time(after_s):
-            raise InvalidMessageError(f"deliver_after_s is not a time to wait, in seconds from 0 up: {after_s!r}")
+            raise InvalidMessageError(f"deliver_after_s is not a number of seconds from 0 up: {after_s!r}")
         if at is not None and not isinstance(at, datetime):
-            raise InvalidMessageError(f"deliver_at is a datetime with a time zone, not {at!r}")
+            raise InvalidMessageError(f"deliver_at is not a datetime: {at!r}")
         if at is not None and at.utcoffset() is None:
-            raise InvalidMessageError(f"deliver_at needs a time zone, and {at} has none")
+            raise InvalidMessageError(f"deliver_at has no time zone: {at} (use datetime.now(UTC), for example)")
 
     def to_properties(self) -> dict[str, str]:
-        """Return all that travels as properties: the application's own, and what the other fields say.
+        """Return all properties of the request: the application's, and those of the other fields.
 
-        A new dictionary, to which a client adds what is its own to say.
+        A new dictionary, to which a client adds its own properties.
         """
         properties = dict(self.properties)
         if self.tag:
@@ -136,7 +135,7 @@ def _checked_body(body: bytes | bytearray | memoryview) -> bytes:
     if isinstance(body, bytes):
         return body
     if not isinstance(body, bytearray | memoryview):
-        raise InvalidMessageError(f"a body is bytes, not {type(body).__name__}")
+        raise InvalidMessageError(f"a body must be bytes, not {type(body).__name__}")
     return bytes(body)
 
 
@@ -144,11 +143,11 @@ def _checked_text(what: str, text: object) -> str | None:
     if text is None:
         return None
     if not isinstance(text, str):
-        raise InvalidMessageError(f"{what} is text, not {type(text).__name__}")
+        raise InvalidMessageError(f"{what} must be text, not {type(text).__name__}")
     if not text or text.isspace():
         raise InvalidMessageError(f"{what} is blank")
     if NAME_END in text or PAIR_END in text:
-        raise InvalidMessageError(f"{what} holds U+0001 or U+0002: {text[:80]!r}")
+        raise InvalidMessageError(f"{what} contains U+0001 or U+0002, which separate properties: {text[:80]!r}")
     return text
 
 
@@ -166,30 +165,30 @@ def _checked_keys(keys: object) -> tuple[str, ...]:
     elif keys is None:
         return ()
     elif isinstance(keys, bytes | bytearray) or not isinstance(keys, Iterable):
-        raise InvalidMessageError(f"keys is text, or several, such as a list of them: {keys!r} is neither")
+        raise InvalidMessageError(f"keys must be text or a list of texts, not {keys!r}")
     else:
         found = tuple(keys)
     for key in found:
         if _checked_text("a key", key) is None:
-            raise InvalidMessageError("a key is text, not None")
+            raise InvalidMessageError("a key must be text, not None")
         if names.KEY_SEPARATOR in key:
-            raise InvalidMessageError(f"a key holds a blank, which parts one key from the next: {key[:80]!r}")
+            raise InvalidMessageError(f"a key contains a blank, which separates keys: {key[:80]!r}")
     return found
 
 
 def _checked_properties(properties: Mapping[str, str]) -> dict[str, str]:
     if type(properties) is not dict and not isinstance(properties, Mapping):
-        raise InvalidMessageError(f"properties is a mapping from names to texts: {properties!r} is none")
+        raise InvalidMessageError(f"properties must be a mapping from names to texts, not {properties!r}")
     for name, value in properties.items():
         if _checked_text("the name of a property", name) is None or _checked_text(f"property {name!r}", value) is None:
             raise InvalidMessageError(f"property {name!r} is None")
         if name in names.RESERVED_NAMES or name == names.SHARDING_KEY:
-            raise InvalidMessageError(f"the property {name} is the system's own")
+            raise InvalidMessageError(f"the property {name} is reserved for the system")
     return dict(properties)
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """What a broker gives back: a whole record.
+    """A record of the commit log, as brokers return it.
 
     Examples:
         >>> async def handle(message: StoredMessage) -> None:
@@ -205,7 +204,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
     queue_offset: QueueOffset
     log_position: LogPosition
     stored_body: bytes
-    """The body as it was sent: compressed, or a batch, if `sys_flag` says so."""
+    """The body as sent: compressed, or a batch, depending on `sys_flag`."""
     raw_properties: bytes
     sys_flag: int
     flag: int
@@ -217,20 +216,20 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
     raw_store_host: bytes
     reconsume_times: int
     prepared_position: LogPosition
-    """Of a committed message, where its half stands in the log."""
+    """For a committed message, the position of its half message in the commit log."""
     body_crc: int
     record_bytes: int
     broker_name: str = ""
-    """Not in the record: which broker group it was read from, where the reader has said so."""
+    """Broker group that it was read from, if the reader set it. Not in the record."""
     _properties: dict[str, str] | None = None
     _body: bytes | None = None
 
     @property
     def body(self) -> bytes:
-        """The body as its sender had it.
+        """The decompressed body.
 
         Raises:
-            CompressionError: it cannot be unpacked.
+            CompressionError: it cannot be decompressed.
         """
         if not self.sys_flag & COMPRESSED:
             return self.stored_body
@@ -240,7 +239,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """All properties, the system's too."""
+        """All properties, including those of the system."""
         found = self._properties
         if found is None:
             found = decode_properties(self.raw_properties)
@@ -249,11 +248,11 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def user_properties(self) -> dict[str, str]:
-        """The properties that the application gave."""
+        """The properties that the application set."""
         return {name: value for name, value in self.properties.items() if name not in _NOT_THE_USERS}
 
     def find_property(self, name: str) -> str | None:
-        """Return one property, or None. Quicker than `properties` for the first one or two."""
+        """Return one property, or None. Faster than `properties` for one or two."""
         found = self._properties
         return find_property(self.raw_properties, name) if found is None else found.get(name)
 
@@ -271,17 +270,17 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def unique_id(self) -> str | None:
-        """The id its producer gave it; None if that was not a RocketMQ client."""
+        """The id set by the producer's client; None if the client set none."""
         return self.find_property(names.UNIQUE_ID)
 
     @property
     def offset_id(self) -> str:
-        """The id that says where the record is; every copy of a message has its own."""
+        """The id with broker address and log position; every copy of a message has its own."""
         return encode_offset_id(self.raw_store_host, self.log_position)
 
     @property
     def message_id(self) -> str:
-        """The id to show people: the producer's, or else the record's."""
+        """The id to show: the producer's, or else the record's."""
         return self.unique_id or self.offset_id
 
     @property
@@ -297,7 +296,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
         """When it was sent, by the producer's clock, in UTC.
 
         Raises:
-            RecordError: at a time no calendar has.
+            RecordError: the time is not valid.
         """
         return _moment(self.born_at_ms)
 
@@ -306,7 +305,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
         """When it was stored, by the broker's clock, in UTC.
 
         Raises:
-            RecordError: at a time no calendar has.
+            RecordError: the time is not valid.
         """
         return _moment(self.stored_at_ms)
 
@@ -316,7 +315,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_wrapped_batch(self) -> bool:
-        """The body is a batch that a consumer has to take apart with `unwrap_batches`."""
+        """The body is a batch; `unwrap_batches` returns its messages."""
         return self.sys_flag & WRAPPED_BATCH == WRAPPED_BATCH
 
     @property
@@ -324,14 +323,14 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
         return QueueRef(self.topic, self.broker_name, self.queue_id)
 
     def replace(self, **changes: Any) -> "StoredMessage":
-        """Return the message with some fields changed. Size and checksum follow only if they are among them."""
+        """Return the message with some fields changed. Size and checksum are not updated."""
         return msgspec.structs.replace(self, **changes, _properties=None, _body=None)
 
     def with_properties(self, properties: Mapping[str, str]) -> "StoredMessage":
         """Return the message with these properties and no others.
 
         Raises:
-            PropertyError: they cannot be written.
+            PropertyError: they cannot be encoded.
         """
         return self.replace(raw_properties=encode_properties(properties))
 
@@ -365,4 +364,4 @@ def _moment(milliseconds: int) -> datetime:
     try:
         return _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:
-        raise RecordError(f"no calendar has the time {milliseconds} ms") from None
+        raise RecordError(f"not a valid time: {milliseconds} ms") from None

@@ -1,4 +1,4 @@
-"""The two ids of a message: one says where a broker stored it, the other which client made it.
+"""The two ids of a message: the offset id (broker and log position) and the unique id (producer).
 
 Both are upper-case hexadecimal and of the same lengths, 32 characters for IPv4 and 56 for IPv6, so nothing in an id
 tells which of the two it is.
@@ -21,31 +21,31 @@ _CLOCK_STEP_BACK_MS_MAX: Final = 1_000_000
 
 
 class OffsetId(NamedTuple):
-    """What an offset message id says: which broker stored the record, and where in its commit log."""
+    """The fields of an offset message id: broker address and position in its commit log."""
 
     store_host: Host
     log_position: LogPosition
 
 
 class UniqueId(NamedTuple):
-    """What a unique message id says of the client that made it, and when."""
+    """The fields of a unique message id: client and time."""
 
     ip: str
     pid: int
     """Its lower 16 bits."""
     process_hash: int
     into_month_ms: int
-    """Milliseconds since the month began where the client is."""
+    """Milliseconds since the start of the month in the client's time zone."""
     counter: int
 
 
 def encode_offset_id(raw_store_host: bytes, log_position: int) -> str:
-    """Return the id of the record at a position of the log of the broker at these 8 or 20 bytes of address."""
+    """Return the offset id of a record, from the 8 or 20 bytes of the broker's address and its log position."""
     return f"{_upper_hex(raw_store_host)}{log_position & 0xFFFFFFFFFFFFFFFF:016X}"
 
 
 def encode_offset_ids(raw_store_host: bytes, log_positions: Sequence[int]) -> str:
-    """Return such ids of many records, with commas between them."""
+    """Return the offset ids of many records, separated by commas."""
     pieces = [raw_store_host] * (2 * len(log_positions))
     pieces[1::2] = map(_POSITION.pack, log_positions)
     return b"".join(pieces).hex(",", len(raw_store_host) + _POSITION.size).upper()
@@ -57,36 +57,36 @@ def _upper_hex(raw: bytes) -> str:
 
 
 def decode_offset_id(text: str) -> OffsetId:
-    """Read an offset message id.
+    """Decode an offset message id.
 
     Raises:
-        MessageIdError: it is none.
+        MessageIdError: it is invalid.
     """
     raw = _decode_hex(text)
     return OffsetId(decode_host(raw[:-8]), LogPosition(int.from_bytes(raw[-8:], "big", signed=True)))
 
 
 def unique_id_prefix(ip: str, pid: int, process_hash: int) -> str:
-    """Return the part of unique ids that stays the same for a process; any number will do as its hash.
+    """Return the prefix of all unique ids of a process; `process_hash` may be any number.
 
     Raises:
-        HostError: the address is none.
+        HostError: the address is invalid.
     """
     return f"{encode_ip(ip).hex().upper()}{pid & 0xFFFF:04X}{process_hash & 0xFFFFFFFF:08X}"
 
 
 def encode_unique_id(prefix: str, into_month_ms: int, counter: int) -> str:
-    """Return the next unique id of a process. The counter may run on for ever: its lower 16 bits are used."""
+    """Return a unique id. Only the lower 16 bits of the counter are used."""
     if -_CLOCK_STEP_BACK_MS_MAX < into_month_ms < 0:
         into_month_ms = 0
     return f"{prefix}{into_month_ms & 0xFFFFFFFF:08X}{counter & 0xFFFF:04X}"
 
 
 def decode_unique_id(text: str) -> UniqueId:
-    """Read a unique message id.
+    """Decode a unique message id.
 
     Raises:
-        MessageIdError: it is none.
+        MessageIdError: it is invalid.
     """
     raw = _decode_hex(text)
     ip, rest = raw[:-12], raw[-12:]
@@ -100,12 +100,12 @@ def decode_unique_id(text: str) -> UniqueId:
 
 
 def month_start(now: datetime) -> datetime:
-    """Return when the month began, in the time zone of `now`: what unique ids count from."""
+    """Return the start of the month in the time zone of `now`: the zero of times in unique ids."""
     return now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def created_at(unique_id: UniqueId, now: datetime) -> datetime:
-    """Return when an id was made, taking it to be less than a month old and from the time zone of `now`."""
+    """Return the time of an id, assuming that it is less than a month old and from the time zone of `now`."""
     start = month_start(now)
     if _after(start, unique_id.into_month_ms) > now:
         start = month_start(start - timedelta(days=1))
@@ -113,7 +113,7 @@ def created_at(unique_id: UniqueId, now: datetime) -> datetime:
 
 
 def _after(start: datetime, milliseconds: int) -> datetime:
-    # By way of UTC, because a month may hold a change between summer and winter time.
+    # In UTC, because daylight saving time may change within the month.
     return (start.astimezone(UTC) + timedelta(milliseconds=milliseconds)).astimezone(start.tzinfo)
 
 
@@ -122,7 +122,7 @@ def _decode_hex(text: str) -> bytes:
         raw = bytes.fromhex(text) if len(text) in (_IPV4_ID_CHARS, _IPV6_ID_CHARS) else b""
     except ValueError:
         raw = b""
-    # fromhex skips blanks, which no id has.
+    # fromhex accepts blanks, which are invalid in an id.
     if len(raw) * 2 != len(text) or not raw:
         raise MessageIdError(f"not a message id: {text[:80]!r}")
     return raw

@@ -1,4 +1,4 @@
-"""Gives every message a sender's id that no other message has."""
+"""Generates the unique ids of messages."""
 
 import os
 import random
@@ -10,13 +10,13 @@ from typing import Final
 from skyroute.message.message_id import encode_unique_id, month_start, unique_id_prefix
 
 COUNTER_CHARS: Final = 4
-"""The end of an id, which tells apart those of one millisecond."""
+"""The counter of an id, different for all ids of one millisecond."""
 
 
 class MessageIds:
-    """Unique ids of one process: its address, its number, the time within the month, and a counter.
+    """Unique ids of one process: IP address, process id, time within the month, counter.
 
-    `wall` tells the seconds since the epoch.
+    `wall` returns the seconds since the epoch.
     """
 
     def __init__(self, ip: str, wall: Callable[[], float]) -> None:
@@ -29,7 +29,7 @@ class MessageIds:
         self._head = ""
 
     def next(self) -> str:
-        """Return an id that was never given out before."""
+        """Return a new id."""
         now_s = self._wall()
         if not self._month_start_s <= now_s < self._month_end_s:
             self._begin_month(now_s)

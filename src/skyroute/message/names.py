@@ -1,4 +1,4 @@
-"""What a topic and a group may be called: Apache's limits, and the very texts its servers refuse with.
+"""Valid names of topics and groups: Apache's limits and error texts.
 
 A name that becomes a folder or a file on the disk passes `check_file_name` first, whatever it names.
 """
@@ -8,13 +8,13 @@ from functools import lru_cache
 from typing import Final
 
 from skyroute.message.errors import InvalidNameError
-from skyroute.message.reserved_topics import DLQ_PREFIX, RETRY_PREFIX, is_closed_to_senders, is_system_topic
+from skyroute.message.reserved_topics import DLQ_PREFIX, RETRY_PREFIX, is_closed_to_senders
 
 TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
-"""Also of a dead letter topic."""
+"""Also for a dead-letter topic."""
 GROUP_CHARS_MAX: Final = 120
-"""Less than a topic's, because retry topics are made of a group and a topic."""
+"""Less than a topic's, because the name of a retry topic includes its group."""
 
 FILE_NAME_BYTES_MAX: Final = 255
 """The longest name of a file on common file systems."""
@@ -22,62 +22,62 @@ FILE_NAME_BYTES_MAX: Final = 255
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 
-_SAID_CHARS_MAX: Final = 512
+_SHOWN_CHARS_MAX: Final = 512
 """Maximum length of a name in an error text: a name may be as long as a frame."""
 _PATTERN: Final = "^[%|a-zA-Z0-9_-]+$"
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def check_topic(topic: str) -> None:
-    """Let pass what may name a topic of any kind.
+    """Check the name of a topic of any kind.
 
     Raises:
-        InvalidNameError: it may not.
+        InvalidNameError: the name is invalid.
     """
     try:
         _check_topic(topic)
-    except TypeError:  # it cannot be looked up among those known, as a list cannot
-        raise InvalidNameError(f"the name of a topic is text, not {topic!r}") from None
+    except TypeError:  # not hashable, such as a list
+        raise InvalidNameError(f"the name of a topic must be text, not {topic!r}") from None
 
 
 @lru_cache(maxsize=1024)
 def _check_topic(topic: str) -> None:
     if not isinstance(topic, str):
-        raise InvalidNameError(f"the name of a topic is text, not {topic!r}")
+        raise InvalidNameError(f"the name of a topic must be text, not {topic!r}")
     if not topic or topic.isspace():
         raise InvalidNameError("The specified topic is blank.")
-    said = topic[:_SAID_CHARS_MAX]
+    shown = topic[:_SHOWN_CHARS_MAX]
     if _LEGAL.fullmatch(topic) is None:
-        raise InvalidNameError(f"The specified topic: {said}, contains illegal characters, allowing only {_PATTERN}")
+        raise InvalidNameError(f"The specified topic: {shown}, contains illegal characters, allowing only {_PATTERN}")
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         if len(topic) > RETRY_TOPIC_CHARS_MAX:
             raise InvalidNameError(
-                f"The specified topic is DLQ or Retry topic: {said}, "
+                f"The specified topic is DLQ or Retry topic: {shown}, "
                 f"and it's longer than topic max length: {RETRY_TOPIC_CHARS_MAX}"
             )
     elif len(topic) > TOPIC_CHARS_MAX:
-        raise InvalidNameError(f"The specified topic: {said}, is longer than topic max length: {TOPIC_CHARS_MAX}")
+        raise InvalidNameError(f"The specified topic: {shown}, is longer than topic max length: {TOPIC_CHARS_MAX}")
 
 
 def check_group(group: str) -> None:
-    """Let pass what may name a group of producers or consumers.
+    """Check the name of a producer or consumer group.
 
     Raises:
-        InvalidNameError: it may not.
+        InvalidNameError: the name is invalid.
     """
     if not isinstance(group, str):
-        raise InvalidNameError(f"the name of a group is text, not {group!r}")
+        raise InvalidNameError(f"the name of a group must be text, not {group!r}")
     if not group or group.isspace():
         raise InvalidNameError("The specified group is blank.")
-    said = group[:_SAID_CHARS_MAX]
+    shown = group[:_SHOWN_CHARS_MAX]
     if _LEGAL.fullmatch(group) is None:
-        raise InvalidNameError(f"The specified group: {said}, contains illegal characters, allowing only {_PATTERN}")
+        raise InvalidNameError(f"The specified group: {shown}, contains illegal characters, allowing only {_PATTERN}")
     if len(group) > GROUP_CHARS_MAX:
-        raise InvalidNameError(f"The specified group: {said}, is longer than group max length: {GROUP_CHARS_MAX}")
+        raise InvalidNameError(f"The specified group: {shown}, is longer than group max length: {GROUP_CHARS_MAX}")
 
 
 def check_file_name(name: str) -> None:
-    """Check that a name can be that of one folder or file, and leads nowhere else.
+    """Check that a name is valid for one file or folder, and is not a path.
 
     Raises:
         InvalidNameError: the name has a slash or NUL, is too long, or is `.` or `..`.
@@ -87,15 +87,15 @@ def check_file_name(name: str) -> None:
     if is_fit and len(name.encode("utf-8", "surrogatepass")) <= FILE_NAME_BYTES_MAX:
         return
     raise InvalidNameError(
-        f"{name[:80]!r} cannot be the name of a folder: 1 to {FILE_NAME_BYTES_MAX} bytes without / and NUL are expected"
+        f"{name[:80]!r} cannot be the name of a folder (expected 1 to {FILE_NAME_BYTES_MAX} bytes without / and NUL)"
     )
 
 
 def check_producer_group(group: str) -> None:
-    """Let pass what an application may call its group of producers.
+    """Check the name of an application's producer group.
 
     Raises:
-        InvalidNameError: it may not.
+        InvalidNameError: the name is invalid.
     """
     check_group(group)
     if group == DEFAULT_PRODUCER_GROUP:
@@ -103,10 +103,10 @@ def check_producer_group(group: str) -> None:
 
 
 def check_consumer_group(group: str) -> None:
-    """Let pass what an application may call its group of consumers.
+    """Check the name of an application's consumer group.
 
     Raises:
-        InvalidNameError: it may not.
+        InvalidNameError: the name is invalid.
     """
     check_group(group)
     if group == DEFAULT_CONSUMER_GROUP:
@@ -114,20 +114,10 @@ def check_consumer_group(group: str) -> None:
 
 
 def check_open_to_senders(topic: str) -> None:
-    """Let pass a topic that clients may send to.
+    """Check that clients may send to a topic.
 
     Raises:
-        InvalidNameError: only the broker itself writes there.
+        InvalidNameError: only brokers may write to it.
     """
     if is_closed_to_senders(topic):
         raise InvalidNameError(f"Sending message to topic[{topic}] is forbidden.")
-
-
-def check_not_system_topic(topic: str) -> None:
-    """Let pass a topic that people may create and delete.
-
-    Raises:
-        InvalidNameError: it is one of the system's own.
-    """
-    if is_system_topic(topic):
-        raise InvalidNameError(f"The topic[{topic}] is conflict with system topic.")

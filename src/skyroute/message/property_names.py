@@ -1,8 +1,8 @@
-"""The names of properties that mean something to brokers and clients, and which of them an application may not set."""
+"""Names of system properties, and those that an application may not set."""
 
 from typing import Final
 
-# What an application says of its message.
+# Set by an application.
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
 SHARDING_KEY: Final = "__SHARDINGKEY"
@@ -17,7 +17,7 @@ CHECK_IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
 START_DELIVER_TIME: Final = "__STARTDELIVERTIME"
 
-# What a producer's client adds.
+# Set by a producer's client.
 UNIQUE_ID: Final = "UNIQ_KEY"
 EXTEND_UNIQUE_INFO: Final = "EXTEND_UNIQ_INFO"
 WAIT_STORED: Final = "WAIT"
@@ -28,7 +28,7 @@ TRACE_CONTEXT: Final = "TRACE_CONTEXT"
 RECONSUME_TIME: Final = "RECONSUME_TIME"
 MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
 
-# Requests that want a reply, and the replies.
+# Request-reply messages.
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
@@ -36,7 +36,7 @@ MESSAGE_TYPE: Final = "MSG_TYPE"
 REPLY_ARRIVE_TIME: Final = "ARRIVE_TIME"
 PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 
-# What a broker adds to whatever it stores.
+# Set by a broker on stored messages.
 CLUSTER: Final = "CLUSTER"
 REGION: Final = "MSG_REGION"
 TRACE_ON: Final = "TRACE_ON"
@@ -50,7 +50,7 @@ INNER_COUNT: Final = "INNER_NUM"
 INNER_BASE: Final = "INNER_BASE"
 INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
 
-# What a broker writes on a message that is parked, tried again, or given up.
+# Set by a broker on delayed, retried and dead-letter messages.
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE_ID: Final = "REAL_QID"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
@@ -66,13 +66,13 @@ TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 TIMER_DELETE_UNIQUE_ID: Final = "TIMER_DEL_UNIQKEY"
 TIMER_DELAY_LEVEL: Final = "TIMER_DELAY_LEVEL"
 
-# Transactions, as the broker keeps book of them.
+# Transactions.
 TRANSACTION_ID: Final = "__transactionId__"
 TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 TRANSACTION_PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 TRANSACTION_OFFSET: Final = "TRANS_OFFSET"
 
-# What a consumer's client adds to a message it hands out, and popping.
+# Set by a consumer's client, and POP.
 MIN_OFFSET: Final = "MIN_OFFSET"
 MAX_OFFSET: Final = "MAX_OFFSET"
 CONSUME_START_TIME: Final = "CONSUME_START_TIME"
@@ -80,18 +80,18 @@ POP_RECEIPT: Final = "POP_CK"
 POP_RECEIPT_OFFSET: Final = "POP_CK_OFFSET"
 FIRST_POP_TIME: Final = "1ST_POP_TIME"
 
-# Older systems.
+# Of older versions.
 TRANSFER_FLAG: Final = "TRANSFER_FLAG"
 CORRECTION_FLAG: Final = "CORRECTION_FLAG"
 MQ2_FLAG: Final = "MQ2_FLAG"
 
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
-"""Properties whose names start so are never stored."""
+"""Properties with this prefix are never stored."""
 TRANSIENT_TOPIC_FLAG: Final = f"{TRANSIENT_PREFIX}TOPIC_SYS_FLAG"
 TRANSIENT_GROUP_FLAG: Final = f"{TRANSIENT_PREFIX}GROUP_SYS_FLAG"
 
 KEY_SEPARATOR: Final = " "
-"""Between the keys of one message."""
+"""Separates the keys of one message."""
 
 RESERVED_NAMES: Final = frozenset(
     {
@@ -106,4 +106,4 @@ RESERVED_NAMES: Final = frozenset(
         CORRECTION_FLAG, MQ2_FLAG,
     }
 )  # fmt: skip
-"""What an application may not set as a property of its own; `Message` has a field for those that are its to say."""
+"""Names that an application may not use for its properties; `Message` has fields for some of them."""

@@ -1,4 +1,4 @@
-"""Names one queue of a topic."""
+"""The address of one queue of a topic."""
 
 from dataclasses import dataclass
 from functools import total_ordering
@@ -27,7 +27,7 @@ class QueueRef:
         return self._rank() < other._rank()
 
     def _rank(self) -> tuple[bytes, bytes, int]:
-        # Java compares UTF-16 code units, which puts characters beyond U+FFFF before some below it.
+        # Java compares UTF-16 code units, which sorts characters above U+FFFF before some below.
         return (
             self.topic.encode("utf-16-be", "surrogatepass"),
             self.broker_name.encode("utf-16-be", "surrogatepass"),
@@ -39,5 +39,5 @@ class QueueRef:
 
     @property
     def ring_text(self) -> str:
-        """The text Apache's consistent hashing places a queue on its ring by."""
+        """The text that Apache's consistent hashing uses for a queue."""
         return f"MessageQueue [topic={self.topic}, brokerName={self.broker_name}, queueId={self.queue_id}]"

@@ -1,13 +1,13 @@
-"""Bytes to records and back: what the commit log holds, and what brokers answer pulls and queries with.
+"""Encodes and decodes records, as in the commit log and in responses to pulls and queries.
 
 Records follow each other with nothing in between. Reading is quick rather than curious: one look at the head, three
-slices, and nothing is decoded that may not be wanted. Checksums are looked at when asked for.
+slices, and nothing is decoded that may not be wanted. Checksums are verified on request.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
+from struct import error as StructError  # noqa: N812 - the module's own name is too general
 from typing import Final
 
 from skyroute.message.crc import crc32
@@ -37,13 +37,13 @@ _NO_LIMIT: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class RecordRun:
-    """The good records at the start of a buffer, and what comes after them."""
+    """The valid records at the start of a buffer."""
 
     messages: list[StoredMessage]
     stop: int
-    """Where the last of them ends, and the next would start."""
+    """End of the last record, where the next would start."""
     failure: RecordError | None
-    """Why there are no more: damage, a segment's end, a record cut short. None where the buffer or the limit ends."""
+    """Why decoding stopped: damage, the end of a segment, a truncated record. None at the end of buffer or limit."""
 
 
 def decode_records(
@@ -54,8 +54,8 @@ def decode_records(
     `queue` is the queue they were pulled from: messages then bear its id and its broker's name.
 
     Raises:
-        RecordError: the buffer is not whole records from its first byte to its last.
-        ChecksumError: with `check_crc`, a body is not what was stored.
+        RecordError: the buffer does not consist of whole records.
+        ChecksumError: with `check_crc`, the checksum of a body does not match.
     """
     run = decode_run(buffer, queue=queue, check_crc=check_crc)
     if run.failure is not None:
@@ -64,11 +64,11 @@ def decode_records(
 
 
 def decode_record(buffer: bytes | bytearray | memoryview, at: int = 0, *, check_crc: bool = False) -> StoredMessage:
-    """Return the record that starts here. Of anything but bytes, no more than the record is copied.
+    """Return the record at a position. From a buffer other than bytes, only the record is copied.
 
     Raises:
-        RecordError: there is none.
-        ChecksumError: with `check_crc`, its body is not what was stored.
+        RecordError: there is no valid record.
+        ChecksumError: with `check_crc`, the checksum of its body does not match.
     """
     if not isinstance(buffer, bytes):
         size = _LENGTHS.unpack_from(buffer, at)[0] if len(buffer) - at >= 4 else 0
@@ -87,11 +87,11 @@ def decode_run(
     queue: QueueRef | None = None,
     check_crc: bool = False,
 ) -> RecordRun:
-    """Return the good records from `at` on, as many as there are, and why there are no more.
+    """Return the valid records from `at` on, and why decoding stopped.
 
     What recovery of a log and reading of a growing one want: neither takes a bad record for a reason to lose good ones.
     """
-    buffer = bytes(buffer)  # of bytes, no copy
+    buffer = bytes(buffer)  # no copy if it is bytes already
     messages: list[StoredMessage] = []
     failure: RecordError | None = None
     keep: Callable[[StoredMessage], None] = messages.append
@@ -121,7 +121,7 @@ def decode_run(
                 break
             properties_bytes = buffer[topic_stop] << 8 | buffer[topic_stop + 1]
             stop = at + size
-            # With a body that is not negative, parts that add up to the size are each within the record.
+            # If the body length is not negative and all parts add up to the size, each part is within the record.
             if (
                 topic_stop + 2 + properties_bytes != stop
                 or stop > end
@@ -172,12 +172,12 @@ def encode_record(message: StoredMessage, *, seal: bool = False) -> bytes:
     `seal` adds a checksum over the whole record as a last property, as brokers with `enabledAppendPropCRC` do.
 
     Raises:
-        RecordError: something does not fit into its place.
+        RecordError: a value does not fit its field.
     """
     try:
         topic = message.topic.encode()
     except UnicodeEncodeError as error:
-        raise RecordError("the topic holds half a surrogate pair, which no UTF-8 has") from error
+        raise RecordError("the topic contains a lone surrogate, which UTF-8 cannot encode") from error
     properties = message.raw_properties
     if seal:
         properties = delete_property(properties, RECORD_CRC)
@@ -185,7 +185,7 @@ def encode_record(message: StoredMessage, *, seal: bool = False) -> bytes:
             properties += b"\x02"
     properties_bytes = len(properties) + (_SEAL_BYTES if seal else 0)
     if len(topic) > V2_TOPIC_BYTES_MAX or properties_bytes > PROPERTIES_BYTES_MAX:
-        raise RecordError(f"a topic of {len(topic)} or properties of {properties_bytes} bytes do not fit a record")
+        raise RecordError(f"a topic of {len(topic)} or properties of {properties_bytes} bytes is too long for a record")
     if len(topic) <= V1_TOPIC_BYTES_MAX:
         magic, topic_length = MAGIC_V1, len(topic).to_bytes(1, "big")
     else:
@@ -212,7 +212,7 @@ def encode_record(message: StoredMessage, *, seal: bool = False) -> bytes:
             len(body),
         )
     except StructError as error:
-        raise RecordError(f"a number does not fit its place in a record: {error}") from error
+        raise RecordError(f"a number does not fit its field in a record: {error}") from error
     record = b"".join((start, body, topic_length, topic, properties_bytes.to_bytes(2, "big"), properties))
     return record + _seal_of(record) if seal else record
 
@@ -222,28 +222,28 @@ def _family_bits(raw_host: bytes) -> int:
         return 0
     if len(raw_host) == IPV6_HOST_BYTES:
         return 1
-    raise RecordError(f"a host takes {IPV4_HOST_BYTES} or {IPV6_HOST_BYTES} bytes, not {len(raw_host)}")
+    raise RecordError(f"a host has {len(raw_host)} bytes (expected {IPV4_HOST_BYTES} or {IPV6_HOST_BYTES})")
 
 
 def record_bytes(*, topic_bytes: int, body_bytes: int, properties_bytes: int, ipv6_hosts: int = 0) -> int:
-    """Return how long a record is, from how long its parts are."""
+    """Return the length of a record, from the lengths of its parts."""
     width = 1 if topic_bytes <= V1_TOPIC_BYTES_MAX else 2
     hosts = ipv6_hosts * (IPV6_HOST_BYTES - IPV4_HOST_BYTES)
     return HEAD_BYTES + hosts + body_bytes + width + topic_bytes + 2 + properties_bytes
 
 
 def segment_end(bytes_left: int) -> bytes:
-    """Return the mark that says a segment of the log ends here, with so many bytes left in its file, these included."""
+    """Return the end mark of a segment; `left` bytes of its file remain, including the mark."""
     return _WORDS.pack(bytes_left, MAGIC_SEGMENT_END)
 
 
 def body_crc(body: bytes | memoryview) -> int:
-    """Return the checksum a record holds of its stored body: CRC-32 without its top bit."""
+    """Return the checksum of a stored body: CRC-32 without its top bit."""
     return crc32(body) & 0x7FFFFFFF
 
 
 def seal_holds(record: bytes) -> bool | None:
-    """Return whether a sealed record is as it was when it was sealed; None where it has no seal."""
+    """Return whether the checksum of a whole record matches; None if the record has none."""
     raw = record[-_SEAL_BYTES:]
     if len(record) < HEAD_BYTES + _SEAL_BYTES or find_property(raw, RECORD_CRC) is None:
         return None
@@ -251,5 +251,5 @@ def seal_holds(record: bytes) -> bool | None:
 
 
 def _seal_of(record: bytes) -> bytes:
-    # Ten digits, the lowest first, as Apache's brokers write it.
+    # Ten digits, lowest first, as Apache's brokers write it.
     return f"{RECORD_CRC}\x01{str(body_crc(record))[::-1]:0<10}\x02".encode()

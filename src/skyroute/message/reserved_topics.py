@@ -1,4 +1,4 @@
-"""Topics and groups that the system keeps for itself, and the names it makes out of others.
+"""Reserved topics and groups, and derived names: retry, dead-letter and reply topics, namespaces.
 
 A namespace is a prefix that keeps apart the topics and groups of several tenants; brokers do not know of it.
 """
@@ -12,10 +12,10 @@ REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 SYSTEM_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 LOGICAL_BROKER_PREFIX: Final = "__syslo__"
-"""Starts the made-up broker names of a static topic's logical queues."""
+"""Prefix of the broker names of a static topic's logical queues."""
 
 DEFAULT_TOPIC: Final = "TBW102"
-"""Its route and settings stand in for those of a topic that does not exist yet."""
+"""A topic that does not exist yet is created with its route and settings."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -58,7 +58,7 @@ CLOSED_TO_SENDERS: Final = frozenset(
         OFFSET_MOVED_TOPIC,
     }
 )
-"""Only a broker writes there."""
+"""Topics that only brokers write."""
 
 PREDEFINED_GROUPS: Final = frozenset(
     {
@@ -72,65 +72,65 @@ PREDEFINED_GROUPS: Final = frozenset(
         "CID_RMQ_SYS_TRANS",
     }
 )
-"""Groups of consumers that every broker knows from its start."""
+"""Consumer groups that exist on every broker."""
 
 CLIENT_INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 TRACE_GROUP: Final = "_INNER_TRACE_PRODUCER"
-"""The group that traces are sent by, as Apache's clients name it."""
+"""The producer group of trace messages, as in Apache's clients."""
 
 
 def is_system_topic(topic: str) -> bool:
-    """Return whether a topic is the system's own. A broker adds a few that carry its own and its cluster's name."""
+    """Return whether a topic is reserved. A broker adds topics named after itself and its cluster."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
 
 
 def is_closed_to_senders(topic: str) -> bool:
-    """Return whether only a broker may write to a topic."""
+    """Return whether only brokers may write to a topic."""
     return topic in CLOSED_TO_SENDERS
 
 
 def is_system_group(group: str) -> bool:
-    """Return whether a group is the system's own."""
+    """Return whether a group is reserved."""
     return group.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def retry_topic(group: str) -> str:
-    """Return where messages wait that a group of consumers will be given again."""
+    """Return the retry topic of a consumer group."""
     return f"{RETRY_PREFIX}{group}"
 
 
 def dead_letter_topic(group: str) -> str:
-    """Return where messages end that a group of consumers failed too often."""
+    """Return the dead-letter topic of a consumer group."""
     return f"{DLQ_PREFIX}{group}"
 
 
 def pop_retry_topic(group: str, topic: str, *, version: int = 1) -> str:
-    """Return where popped messages of a topic wait that a group will be given again.
+    """Return the retry topic of a consumer group for POP.
 
-    Version 2 parts group from topic by a character that neither can have; brokers use it only when told to.
+    Version 2 separates group and topic by a character that neither can have; brokers use it only if configured.
     """
     return f"{RETRY_PREFIX}{group}{'+' if version == 2 else '_'}{topic}"
 
 
 def reply_topic(cluster: str) -> str:
-    """Return where the replies to requests of a cluster's clients go."""
+    """Return the reply topic of a cluster."""
     return f"{cluster}{REPLY_SUFFIX}"
 
 
 def is_retry_topic(topic: str) -> bool:
-    """Return whether a topic holds messages that a group will be given again."""
+    """Return whether a topic is a retry topic."""
     return topic.startswith(RETRY_PREFIX)
 
 
 def is_dead_letter_topic(topic: str) -> bool:
-    """Return whether a topic holds messages that a group failed too often."""
+    """Return whether a topic is a dead-letter topic."""
     return topic.startswith(DLQ_PREFIX)
 
 
 def group_of(topic: str) -> str | None:
-    """Return the group whose retry or dead letter topic this is, or None for any other topic.
+    """Return the group of a retry or dead-letter topic; None for other topics.
 
-    Of a pop retry topic of version 1 it is group and topic in one: nothing says where one ends.
+    For a POP retry topic of version 1 it is group and topic together: they cannot be separated.
     """
     prefix, name = _cut_prefix(topic)
     if not prefix:
@@ -139,7 +139,7 @@ def group_of(topic: str) -> str | None:
 
 
 def with_namespace(namespace: str | None, name: str) -> str:
-    """Return the name that a topic or group of a namespace has for brokers. The system's own have none."""
+    """Return the name of a topic or group with its namespace. Reserved names have no namespace."""
     if not namespace or not name or _is_system(name):
         return name
     prefix, plain = _cut_prefix(name)
@@ -147,7 +147,7 @@ def with_namespace(namespace: str | None, name: str) -> str:
 
 
 def without_namespace(namespace: str | None, name: str) -> str:
-    """Return the name that a topic or group has within its namespace; one of another namespace stays as it is."""
+    """Return the name without this namespace; a name of another namespace is unchanged."""
     prefix, plain = _cut_prefix(name)
     if not namespace or not plain.startswith(f"{namespace}%") or _is_system(name):
         return name
@@ -155,7 +155,7 @@ def without_namespace(namespace: str | None, name: str) -> str:
 
 
 def namespace_of(name: str) -> str | None:
-    """Return the namespace in front of a topic's or group's name, or None."""
+    """Return the namespace of a topic or group, or None."""
     if _is_system(name):
         return None
     namespace, bar, _ = _cut_prefix(name)[1].partition("%")

@@ -1,6 +1,6 @@
-"""SQL92 conditions: compile an expression once, then ask of each message's properties whether they fulfil it.
+"""SQL92 conditions: compile an expression once, then evaluate it on each message's properties.
 
-The answers are those of Apache's broker, and some surprise. What to know before writing an expression:
+The results are those of Apache's broker, and some are surprising. Before writing an expression, know this:
 
 * A property is text, and a missing one is unknown. Compared with a number, the text is read as the Java type of that
   number: `a > 5` wants a 32-bit integer, `a > 5000000000` a 64-bit one, `a > 5.0` a double. Text that cannot be read
@@ -32,14 +32,14 @@ from typing import Any, Final
 from skyroute.message.errors import ExpressionError, IncomparableError
 
 EXPRESSION_CHARS_MAX: Final = 8_192
-"""Maximum length of an expression: an `IN` of 700 words. Compiling takes at most 15 ms."""
+"""Maximum length of an expression: an `IN` of 700 values. Compiling takes at most 15 ms."""
 
 NUMBER_CHARS_MAX: Final = 128
 """Maximum length of a property that is parsed as a number. An expression may parse one a thousand times."""
 
 NESTING_MAX: Final = 64
-"""How deep brackets, signs, `NOT` and rows of comparisons may nest. It keeps parsing and asking far from the
-interpreter's own limit of recursion."""
+"""Maximum nesting of brackets, signs, `NOT` and chained comparisons. Keeps parsing and evaluation below the
+interpreter's recursion limit."""
 
 _Number = int | float
 _Value = str | _Number | None  # to the type checker a bool is an int
@@ -52,7 +52,7 @@ _LONG_MAX: Final = 2**63 - 1
 
 _BLANKS: Final = re.compile(r"[ \t\n\r\f]*")
 _LINE_END: Final = re.compile(r"[\n\r]")
-# Alternatives stand in the order in which the longest one wins. A number never starts with a needless 0.
+# Alternatives are ordered so that the longest one wins. A number has no leading zeros.
 _TOKEN: Final = re.compile(
     r"""(?P<decimal>(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)
       | (?P<whole>0|[1-9][0-9]*[lL]?)
@@ -92,13 +92,13 @@ _HINTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a subscription asks of a message's properties. Made by `compile_expression`."""
+    """A condition on a message's properties. Created by `compile_expression`."""
 
     text: str
     _truth: _Truth = field(repr=False, compare=False)
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a message with these properties is to be sent to the subscriber."""
+        """Return whether a message with these properties matches."""
         try:
             return self._truth(properties) is True
         except IncomparableError:
@@ -108,16 +108,16 @@ class Condition:
         """Return true, false, or None for unknown.
 
         Raises:
-            IncomparableError: a property cannot be read as the type it is compared with.
+            IncomparableError: a property does not have the type of the comparison.
         """
         return self._truth(properties)
 
 
 def compile_expression(text: str) -> Condition:
-    """Return the condition that an SQL92 expression states. The module's page says what it may hold.
+    """Compile an SQL92 expression. The module's docstring describes the language.
 
     Raises:
-        ExpressionError: it is not one, is too long, or is nested too deeply.
+        ExpressionError: it is invalid, too long, or nested too deeply.
     """
     if len(text) > EXPRESSION_CHARS_MAX:
         raise ExpressionError(
@@ -139,7 +139,7 @@ def _read_whole(text: str, largest: int) -> int:
     if not digits.isdecimal() or (not digits.isascii() and max(digits) > "\uffff"):
         raise IncomparableError(f"{text[:80]!r} is not an integer")
     digits = digits.lstrip("0")
-    # 64 bits have 19 digits. More than that are not worth the time it takes to convert them.
+    # 64 bits have 19 digits. Longer numbers are refused without converting them.
     number = (int(digits or "0") if len(digits) < 20 else largest + 2) * (-1 if text[0] == "-" else 1)
     if not -largest - 1 <= number <= largest:
         raise IncomparableError(f"{text[:80]!r} does not fit into {(largest + 1).bit_length()} bits")
@@ -182,7 +182,7 @@ def _read_double(text: str) -> float:
 
 
 def _read_ranked(text: str) -> float:
-    """Read a double that is to be compared with a literal."""
+    """Parse a double for a comparison with a literal."""
     number = _read_double(text)
     # Java sorts NaN above all numbers. A literal is finite, so that infinity compares with it in the same way.
     return math.inf if math.isnan(number) else number
@@ -232,7 +232,7 @@ def _is_equal(left: str | _Number, right: str | _Number) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """A piece of an expression, of which more can be made."""
+    """A part of an expression."""
 
     at: int
     evaluate: _Evaluate
@@ -240,9 +240,9 @@ class _Operand:
     value: _Value = None
     """A literal's value, or the number that signs make of one."""
     name: str | None = None
-    """The property that this is."""
+    """Name of the property, if this is one."""
     truth: _Truth | None = None
-    """Set where this is a condition: a test of any kind, or TRUE, FALSE, NULL."""
+    """Set if this is a condition: a test of any kind, or TRUE, FALSE, NULL."""
     height: int = 0
 
     @property
@@ -271,7 +271,7 @@ def _negated(truth: _Truth) -> _Truth:
 
 
 def _joined(tests: tuple[_Truth, ...], *, decisive: bool) -> _Truth:
-    """AND is decided by the first false, OR by the first true; what comes later is then not looked at."""
+    """The first false decides AND, the first true decides OR; later operands are not evaluated."""
 
     def joined(properties: Mapping[str, str]) -> bool | None:
         known = True
@@ -355,7 +355,7 @@ class _Parser:
         operand = self._junction("OR")
         # Java takes a comment without a line end for two minus signs, and stops in front of them.
         if self._kind != "end" and not self._text.startswith("--", self._at):
-            raise self._unexpected("AND, OR, or the end (Apache's broker would ignore the rest in silence)")
+            raise self._unexpected("AND, OR, or the end (Apache's broker would silently ignore the rest)")
         return self._as_truth(operand)
 
     def _advance(self) -> None:
@@ -426,7 +426,7 @@ class _Parser:
         raise self._error("expected a condition, found a value that is neither true nor false", operand.at)
 
     def _junction(self, word: str) -> _Operand:
-        """Read what stands between ORs, or between ANDs."""
+        """Parse operands separated by OR, or by AND."""
         is_or = word == "OR"
         first = self._junction("AND") if is_or else self._equality()
         if self._kind != word:
@@ -434,7 +434,7 @@ class _Parser:
         parts = [first]
         while self._take(word):
             parts.append(self._junction("AND") if is_or else self._equality())
-        # However long the row is, asking it takes one loop, not one call in another.
+        # One loop over all operands, not nested calls, however many there are.
         return self._condition(_joined(tuple(map(self._as_truth, parts)), decisive=is_or), *parts)
 
     def _equality(self) -> _Operand:
@@ -538,7 +538,7 @@ class _Parser:
         evaluate = operand.evaluate
 
         def minus(properties: Mapping[str, str]) -> None:
-            # Whatever is not a number has no minus, but looking at it may still fail.
+            # Other values have no minus, but evaluating them may still fail.
             evaluate(properties)
 
         return _Operand(at, minus, height=operand.height + 1)
@@ -563,11 +563,13 @@ class _Parser:
 
     def _whole(self, word: str, at: int) -> int:
         if len(word) > 19 or int(word) > _LONG_MAX:
-            raise self._error(f"an integer may be at most {_LONG_MAX}, not {word[:80]}", at)
+            raise self._error(f"the integer {word[:80]} is too large (expected at most {_LONG_MAX})", at)
         return int(word)
 
     def _decimal(self, word: str, at: int) -> float:
         number = float(word)
         if number == 0 or math.isinf(number):
-            raise self._error(f"{word[:80]} is outside what a double can hold: 4.9E-324 to 1.7976931348623157E308", at)
+            raise self._error(
+                f"{word[:80]} does not fit into a double (expected 4.9E-324 to 1.7976931348623157E308)", at
+            )
         return number

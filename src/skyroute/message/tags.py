@@ -1,4 +1,4 @@
-"""Tags, and the expressions that subscribe to some of them.
+"""Tags and tag expressions of subscriptions.
 
 A broker keeps only a tag's hash beside a queue and selects by it; the client, who sees the tag itself, selects again.
 """
@@ -19,7 +19,7 @@ REMEMBERED_CHARS_MAX: Final = 256
 
 
 def java_hash(text: str) -> int:
-    """Return what Java's `String.hashCode` gives: a signed 32-bit number over UTF-16 code units."""
+    """Return Java's `String.hashCode`: a signed 32-bit number over UTF-16 code units."""
     return _remembered_hash(text) if len(text) <= REMEMBERED_CHARS_MAX else _java_hash(text)
 
 
@@ -35,13 +35,13 @@ _remembered_hash = lru_cache(maxsize=4096)(_java_hash)
 
 
 def tag_code(tag: str | None) -> int:
-    """Return the number that stands for a tag in a consume queue; 0 where there is none."""
+    """Return the code of a tag in a consume queue; 0 for no tag."""
     return java_hash(tag) if tag else 0
 
 
 @dataclass(frozen=True, slots=True)
 class TagExpression:
-    """Which tags a subscription wants. Made by `parse_tag_expression`."""
+    """The tags of a subscription. Created by `parse_tag_expression`."""
 
     text: str
     tags: AbstractSet[str]
@@ -52,21 +52,21 @@ class TagExpression:
         return self.text == EVERY_TAG
 
     def may_want(self, code: int) -> bool:
-        """Return whether a message with this tag code is to be sent to the subscriber. Tags may share a code."""
-        # A consume queue holds the code as 64 bits, of which subscriptions know the lower 32.
+        """Return whether a message with this tag code may match. Tags may share a code."""
+        # A consume queue stores the code as 64 bits; subscriptions have the lower 32.
         code &= 0xFFFFFFFF
         return self.wants_everything or (code - (1 << 32) if code & 0x80000000 else code) in self.codes
 
     def wants(self, tag: str | None) -> bool:
-        """Return whether a message with this very tag is to be shown to the subscriber."""
+        """Return whether a message with this tag matches."""
         return not self.tags or tag in self.tags
 
 
 def parse_tag_expression(text: str | None) -> TagExpression:
-    """Read `*`, nothing (which means `*`), or tags with `||` between them.
+    """Parse `*`, an empty text (which means `*`), or tags separated by `||`.
 
     Raises:
-        TagExpressionError: there is nothing but `||`.
+        TagExpressionError: it has no tags.
     """
     return _parse(text) if len(text or "") > REMEMBERED_CHARS_MAX else _remembered_expression(text)
 
@@ -75,7 +75,7 @@ def _parse(text: str | None) -> TagExpression:
     if not text or text == EVERY_TAG:
         return TagExpression(EVERY_TAG, frozenset(), frozenset())
     if not text.replace("||", ""):
-        raise TagExpressionError(f"no tag between the bars: {text[:80]!r}")
+        raise TagExpressionError(f"a tag expression without tags: {text[:80]!r} (expected * or a || b)")
     tags = frozenset(tag for piece in text.split("||") if (tag := piece.strip(_JAVA_BLANKS)))
     return TagExpression(text, tags, frozenset(map(java_hash, tags)))
 

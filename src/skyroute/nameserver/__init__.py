@@ -1,5 +1,5 @@
-"""Answers brokers and clients from a route table.
+"""The name server: brokers register with it, clients request routes from it.
 
-To read it: `server` (what exists), `handlers/brokers` (what a broker can say), `routing` (the nouns and the rules),
-`handlers/routes` (the answers), `housekeeping` (what happens when nobody speaks).
+Read `server` (parts and handlers), `handlers/brokers` (registration), `routing` (the route table and its rules),
+`handlers/routes` (responses to clients), `housekeeping` (lease expiry).
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from skyroute.nameserver.journal.recorder import QUEUE_BYTES_MAX, JournalLimits
-from skyroute.nameserver.persistence import MemorySettings, WarmRestart
+from skyroute.nameserver.persistence import PersistenceSettings, WarmRestart
 from skyroute.routing.table import REGISTRATION_BYTES_MAX
 from skyroute.settings.config import ServerConfig, home_folder
 from skyroute.settings.errors import ConfigError
@@ -92,7 +92,7 @@ class NameServerConfig(ServerConfig):
     """If the leases of a larger share of brokers end in one scan, they are extended once; 0: never."""
 
     @property
-    def memory(self) -> MemorySettings | None:
+    def persistence(self) -> PersistenceSettings | None:
         """Settings of the state that survives a restart; None if there is none.
 
         A server on any free port has none without `memory_path`, because its folder could not be found again.
@@ -114,7 +114,7 @@ class NameServerConfig(ServerConfig):
             age_s_max=self.snapshot_age_max_s,
             lease_s=self.warm_restart_lease_s,
         )
-        return MemorySettings(
+        return PersistenceSettings(
             path=Path(self.memory_path) if self.memory_path else beside,
             journal=journal if self.journal_enabled else None,
             warm_restart=warm_restart if self.warm_restart_enabled else None,

@@ -1,23 +1,23 @@
-"""What a name server refuses to store, and what it cannot keep."""
+"""Errors of the name server's files."""
 
 from skyroute.errors import SkyrouteError
 
 
 class KvConfigRefusedError(SkyrouteError):
-    """The key-value table cannot take this entry: it would grow past its bound, or is not text."""
+    """An entry is refused: the key-value table would exceed its bound, or the entry is not valid text."""
 
 
 class SnapshotError(SkyrouteError):
     """A snapshot of the route table cannot be used; the text says why."""
 
 
-class MemoryFolderError(SkyrouteError):
+class StateFolderError(SkyrouteError):
     """The folder of journal and snapshot cannot be used; the text says why."""
 
 
-class FolderInUseError(MemoryFolderError):
-    """Another name server keeps its journal and snapshot in the same folder."""
+class FolderInUseError(StateFolderError):
+    """Another name server uses the same folder."""
 
 
 class DamagedJournalError(SkyrouteError):
-    """A line of a journal is no record; the text says which."""
+    """A line of a journal is not a record; the text says which."""

@@ -1,4 +1,4 @@
-"""Route events as lines for people."""
+"""Route events as log lines."""
 
 import logging
 from collections.abc import Collection, Iterable
@@ -26,34 +26,23 @@ NAMES_SHOWN: Final = 5
 
 
 def log_events(events: Iterable[RouteEvent]) -> None:
-    """Write a line for each."""
+    """Log each event."""
     for event in events:
         log.info("%s", describe(event))
 
 
 def describe(event: RouteEvent) -> str:  # noqa: PLR0911 - one for each kind of event
-    """Return an event as one line: a fixed phrase, then what it is about."""
+    """Return an event as one line: a fixed phrase, then key=value."""
     match event:
         case BrokerJoined():
-            return (
-                f"broker joined cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
-                f" address={event.address} lease_s={event.lease_s:g} {event.version} cause={event.cause}"
-            )
+            lease = f"lease_s={event.lease_s:g} {event.version}"
+            return f"broker joined {_broker(event)} {lease} cause={event.cause}"
         case BrokerLeft():
-            return (
-                f"broker left cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
-                f" address={event.address} cause={event.cause}"
-            )
+            return f"broker left {_broker(event)} cause={event.cause}"
         case BrokerConfirmed():
-            return (
-                f"broker confirmed cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
-                f" address={event.address} cause={event.cause}"
-            )
+            return f"broker confirmed {_broker(event)} cause={event.cause}"
         case LeaseHeld():
-            return (
-                f"broker held cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
-                f" address={event.address} lease_s={event.lease_s:g} cause={event.cause}"
-            )
+            return f"broker held {_broker(event)} lease_s={event.lease_s:g} cause={event.cause}"
         case BrokerChanged():
             return (
                 f"broker changed cluster={event.cluster} broker={event.broker_name} address={event.address}"
@@ -93,12 +82,16 @@ def describe(event: RouteEvent) -> str:  # noqa: PLR0911 - one for each kind of 
             )
 
 
+def _broker(event: BrokerJoined | BrokerLeft | BrokerConfirmed | LeaseHeld) -> str:
+    return f"cluster={event.cluster} broker={event.broker_name} id={event.broker_id} address={event.address}"
+
+
 def _change(before: object, after: object) -> str:
     return f"{before}" if before == after else f"{before}->{after}"
 
 
 def _names(names: Collection[str]) -> str:
-    """Return how many there are, and the first few of them."""
+    """Return the number of names, and the first few."""
     if not names:
         return "0"
     shown = ",".join(islice(names, NAMES_SHOWN))

@@ -1,4 +1,4 @@
-"""What happens when nobody speaks: leases run out, the key-value table is printed."""
+"""Periodic tasks: evict brokers with expired leases, log the key-value table."""
 
 import asyncio
 import logging
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skyroute.clock import Clock
-from skyroute.nameserver.handlers.brokers import Publish
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.server_events import Publish
 from skyroute.remoting.stall_detection import StallDetector
 from skyroute.routing.events import BrokerLeft, RouteEvent
 from skyroute.routing.table import RouteTable
@@ -16,16 +16,16 @@ from skyroute.routing.table import RouteTable
 log = logging.getLogger(__name__)
 
 LATE_S: Final = 1.0
-"""How late a scan may come before this process is taken to have stood still."""
+"""Delay of a scan from which on this process counts as stalled."""
 LATE_SCANS_MAX: Final = 3
-"""A process that stood still may soon do so again, before it has read all that waits; so often it evicts nobody."""
+"""Maximum number of late scans in a row that evict no broker."""
 KV_FIRST_PRINT_S: Final = 60.0
 KV_PRINT_S: Final = 600.0
 
 
 @dataclass(slots=True)
 class LeaseScan:
-    """Evicts brokers that have been silent for too long."""
+    """Evicts brokers whose leases have expired."""
 
     table: RouteTable
     publish: Publish
@@ -33,42 +33,42 @@ class LeaseScan:
     interval_s: float
     clock: Clock
     held_share: Callable[[], float] = lambda: 0.0
-    """The share of brokers beyond which leases that run out together are held once more; 0 for never."""
+    """Share of brokers above which leases that expire together are extended once; 0 for never."""
     late_scans: int = field(default=0, init=False)
-    """How many scans came so late that they evicted nobody."""
+    """Number of scans that were late and evicted no broker."""
     mass_holds: int = field(default=0, init=False)
-    """How many scans found more leases run out than was credible."""
-    _lateness: StallDetector = field(init=False)
+    """Number of scans that extended leases because too many had expired."""
+    _stall: StallDetector = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lateness = StallDetector(
+        self._stall = StallDetector(
             self.interval_s, min(self.interval_s, LATE_S), self.clock.monotonic(), in_a_row_max=LATE_SCANS_MAX
         )
 
     def scan(self, now: float) -> None:
-        """Evict what has expired; nobody, if this scan itself comes late: heartbeats may wait in their sockets."""
-        if self._lateness.holds_back(now):
+        """Evict brokers with expired leases. A late scan evicts none: heartbeats may wait unread in their sockets."""
+        if self._stall.holds_back(now):
             self.late_scans += 1
-            log.warning("lease scan late seconds=%.1f: nobody is evicted before the next one", self._lateness.late_s)
+            log.warning("lease scan late, eviction postponed to the next scan seconds=%.1f", self._stall.late_s)
             return
         if (share := self.held_share()) > 0:
             self._hold(now, share)
         events = self.table.evict_expired(now)
         self.publish(events)
-        self._close_silent(events)
+        self._close_unused(events)
 
     def _hold(self, now: float, share: float) -> None:
         held = self.table.hold_expired(now, share_max=share)
         if held:
             self.mass_holds += 1
-            log.warning("mass expiry held brokers=%d share_max=%g: they are believed once more", len(held), share)
+            log.warning("mass expiry held, leases extended once brokers=%d share_max=%g", len(held), share)
         self.publish(held)
 
-    def _close_silent(self, events: Iterable[RouteEvent]) -> None:
+    def _close_unused(self, events: Iterable[RouteEvent]) -> None:
         for event in events:
-            # A container's brokers share a connection: the silence of one must not cut off the others.
-            if isinstance(event, BrokerLeft) and event.holder_is_idle:
-                self.close_connection(event.holder)
+            # The brokers of a container share a connection: evicting one must not disconnect the others.
+            if isinstance(event, BrokerLeft) and event.connection_is_unused:
+                self.close_connection(event.connection)
 
     async def run(self) -> None:
         while True:
@@ -77,7 +77,7 @@ class LeaseScan:
 
 
 async def print_kv(kv: KvConfig) -> None:
-    """Leave the key-value table in the log now and then, for whoever reads it after a loss."""
+    """Log the key-value table periodically, so that it can be restored after a loss."""
     await asyncio.sleep(KV_FIRST_PRINT_S)
     while True:
         for namespace, entries in kv.tables().items():

@@ -15,24 +15,24 @@ from skyroute.routing.events import (
     TopicsChanged,
     WritesChanged,
 )
-from skyroute.routing.table import RouteTable
+from skyroute.routing.table_view import RouteTableView
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.fields import is_name
 
 COPIED_MAX: Final = 10_000
-"""Maximum number of touched topics that are copied into one set, without duplicates."""
+"""Maximum number of invalidated topics that are copied into one set, without duplicates."""
 
 
-class Touched(NamedTuple):
-    """Topics and broker groups that changes touched."""
+class Invalidated(NamedTuple):
+    """Topics and broker groups that changes invalidated."""
 
     topics: Collection[str]
     groups: Collection[str]
-    """Names of broker groups: every topic they serve is touched."""
+    """Names of broker groups: every topic they serve is invalidated."""
 
 
 class ManyTopics(Collection[str]):
-    """A view of the topics of several collections, which may have millions.
+    """A view of the topics of several collections, without a copy: they may have millions.
 
     A topic in several collections is counted, and yielded, once for each.
     """
@@ -50,8 +50,8 @@ class ManyTopics(Collection[str]):
         return sum(map(len, self._parts))
 
 
-def touched_by(changes: Iterable[Change]) -> Touched:
-    """Return the topics and broker groups whose routes the changes touched."""
+def invalidated_by(changes: Iterable[Change]) -> Invalidated:
+    """Return the topics and broker groups whose routes the changes invalidated."""
     topics: list[Collection[str]] = []
     groups: set[str] = set()
     for change in changes:
@@ -68,16 +68,16 @@ def touched_by(changes: Iterable[Change]) -> Touched:
                 groups.add(change.broker_name)
             case KvChanged() if change.namespace == ORDER_TOPICS and is_name(change.key):
                 topics.append((change.key,))
-            case _:  # whether brokers were heard from, who has the smallest id, and what a server says of itself
+            case _:  # confirmations, leases, smallest ids, settings and server starts change no route
                 continue
-    return Touched(_together(topics), groups)
+    return Invalidated(_joined(topics), groups)
 
 
-def touched_topics(table: RouteTable, touched: Touched) -> Collection[str]:
-    """Return every topic whose route was touched. The table is as it is after the changes."""
-    return _together([touched.topics, *map(table.topics_of, touched.groups)])
+def invalidated_topics(table: RouteTableView, invalidated: Invalidated) -> Collection[str]:
+    """Return every topic whose route was invalidated. The table is as it is after the changes."""
+    return _joined([invalidated.topics, *map(table.topics_of, invalidated.groups)])
 
 
-def _together(parts: Sequence[Collection[str]]) -> Collection[str]:
+def _joined(parts: Sequence[Collection[str]]) -> Collection[str]:
     many = ManyTopics([part for part in parts if part])
     return set(many) if len(many) <= COPIED_MAX else many

@@ -1,7 +1,7 @@
-"""The key-value table that operators keep on a name server, and the JSON file behind it.
+"""The key-value config of operators and its JSON file.
 
-It is the only thing a name server knows that brokers will not repeat, so a change counts only once it is on disk.
-The file has Java's form and may be handed back and forth: `{"configTable":{namespace:{key:value}}}`.
+Brokers do not repeat it, unlike routes, so a change is on disk before it is visible. Apache's name server reads the
+same format: `{"configTable":{namespace:{key:value}}}`.
 """
 
 import logging
@@ -25,7 +25,7 @@ class _KvFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KvConfig:
-    """The table by namespace and key; written by the key-value handlers, read by the route handlers.
+    """The table by namespace and key. The key-value handlers write it, the route handlers read it.
 
     A namespace whose last key was deleted still exists.
     """
@@ -72,7 +72,7 @@ class KvConfig:
         except ConfigError as backup_damage:
             raise ConfigError(f"{damage}; and {backup_damage}: {advice}") from damage
         if table is None:
-            raise ConfigError(f"{damage}; and no {backup_path(self._path).name} stands in for it: {advice}") from damage
+            raise ConfigError(f"{damage}; and no backup {backup_path(self._path).name} exists: {advice}") from damage
         return table
 
     def _keep_damaged(self) -> Path:
@@ -85,7 +85,7 @@ class KvConfig:
         return kept
 
     def get(self, namespace: str, key: str) -> str | None:
-        """The value, or None if there is no such entry."""
+        """Return the value, or None if there is no such entry."""
         return self._table.get(namespace, {}).get(key)
 
     def write_namespace(self, namespace: str) -> Generator[None, None, bytes | None]:
@@ -99,27 +99,27 @@ class KvConfig:
 
     @property
     def entry_count(self) -> int:
-        """How many entries there are in all namespaces."""
+        """Number of entries in all namespaces."""
         return sum(map(len, self._table.values()))
 
     def tables(self) -> Table:
-        """A copy of everything."""
+        """Return a copy of all namespaces."""
         return {namespace: dict(entries) for namespace, entries in self._table.items()}
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set one entry, creating its namespace if need be.
+        """Set one entry, and create its namespace if needed.
 
         Raises:
-            KvConfigRefusedError: the table would outgrow its bound.
-            FileWriteError: the disk refused; the table is as it was.
+            KvConfigRefusedError: the table would exceed its bound.
+            FileWriteError: the file cannot be written; nothing was changed.
         """
         self._store({**self._table, namespace: {**self._table.get(namespace, {}), key: value}})
 
     def delete(self, namespace: str, key: str) -> bool:
-        """Remove one entry; False if there was none, in which case nothing is written.
+        """Remove one entry. Return False, and write nothing, if it does not exist.
 
         Raises:
-            FileWriteError: the disk refused; the entry is still there.
+            FileWriteError: the file cannot be written; nothing was changed.
         """
         entries = self._table.get(namespace, {})
         if key not in entries:
@@ -134,14 +134,14 @@ class KvConfig:
             raise KvConfigRefusedError("a namespace, key or value is not valid text") from error
         if len(content) > self._bytes_max:
             raise KvConfigRefusedError(
-                f"the table would take {len(content)} bytes, kvConfigMaxBytes is {self._bytes_max}"
+                f"the table would take {len(content)} bytes, more than kvConfigMaxBytes={self._bytes_max}"
             )
         replace_file(self._path, content)
         self._table = table
         self._bodies.clear()
 
     def _read(self, path: Path) -> Table | None:
-        """A file's table, or None if there is no file."""
+        """Return the table in a file, or None if there is no file."""
         try:
             with path.open("rb") as file:
                 content = file.read(self._bytes_max + 1)
@@ -150,7 +150,7 @@ class KvConfig:
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         if len(content) > self._bytes_max:
-            raise ConfigError(f"{path} is larger than kvConfigMaxBytes, which is {self._bytes_max}")
+            raise ConfigError(f"{path} is larger than kvConfigMaxBytes={self._bytes_max}")
         try:
             stored = msgspec.json.decode(content, type=_KvFile)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

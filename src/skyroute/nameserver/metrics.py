@@ -20,12 +20,12 @@ from skyroute.observing.exposition import add_histogram
 from skyroute.observing.requests import RequestTimes
 from skyroute.remoting.server import Server
 from skyroute.routing.events import Cause, RouteEvent
-from skyroute.routing.table import RouteTable
+from skyroute.routing.table_view import RouteTableView
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.fast_path import FastPath
 
 _REPEATED: Final = (RequestCode.GET_ROUTEINFO_BY_TOPIC.name, ResponseCode.SUCCESS.name)
-"""What was answered because the same was asked before: only routes that are known last."""
+"""Labels of responses from the cache by request bytes: only routes are cached."""
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -38,14 +38,14 @@ def _counter(name: str, text: str, value: float) -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class NameServerMetrics:
-    """Reads the parts of a name server."""
+    """Collects the metrics from the parts of a name server."""
 
-    table: RouteTable
+    table: RouteTableView
     kv: KvConfig
     routes: RouteHandlers
     fast_path: FastPath
     watches: Watches | None
-    memory: Callable[[], Persistence | None]
+    persistence: Callable[[], Persistence | None]
     server: Server
     scan: Callable[[], LeaseScan | None]
     events: Counter[tuple[type[RouteEvent], Cause]]
@@ -53,7 +53,8 @@ class NameServerMetrics:
     clock: Clock
 
     async def collect(self) -> AsyncIterator[Metric]:
-        for part in (self._requests, self._peers, self._route_table, self._changes, self._watchers, self._memory):
+        parts = (self._requests, self._peers, self._route_table, self._changes, self._watching, self._persistence)
+        for part in parts:
             for family in part():
                 yield family
 
@@ -84,19 +85,21 @@ class NameServerMetrics:
         yield _gauge("unsent_bytes", "Bytes of responses that are not sent yet", server.unsent_bytes)
 
     def _route_table(self) -> Iterator[Metric]:
-        census = self.table.census(self.clock.monotonic())
-        yield _gauge("clusters", "Clusters", census.clusters)
-        yield _gauge("broker_groups", "Broker groups: a master and its slaves", census.groups)
-        yield _gauge("brokers", "Brokers", census.brokers)
-        yield _gauge("brokers_unconfirmed", "Restored brokers that have not registered since", census.unconfirmed)
-        yield _gauge("brokers_held", "Brokers with an expired lease that the mass expiry guard keeps", census.held)
-        yield _gauge("topics", "Topics", census.topics)
-        yield _gauge("topic_entries", "Pairs of a broker group and a topic", census.topic_entries)
-        yield _gauge("registration_bytes", "Approximate memory of all registrations in bytes", census.held_bytes)
+        stats = self.table.stats(self.clock.monotonic())
+        yield _gauge("clusters", "Clusters", stats.clusters)
+        yield _gauge("broker_groups", "Broker groups: a master and its slaves", stats.groups)
+        yield _gauge("brokers", "Brokers", stats.brokers)
+        yield _gauge("brokers_unconfirmed", "Restored brokers that have not registered since", stats.unconfirmed)
+        yield _gauge("brokers_held", "Brokers with an expired lease that the mass expiry guard keeps", stats.held)
+        yield _gauge("topics", "Topics", stats.topics)
+        yield _gauge("topic_entries", "Pairs of a broker group and a topic", stats.topic_entries)
+        yield _gauge("registration_bytes", "Approximate memory of all registrations in bytes", stats.registration_bytes)
         yield _gauge("kv_entries", "Entries of the key-value config", self.kv.entry_count)
-        if census.brokers:
-            yield _gauge("lease_age_max_seconds", "Age of the oldest lease", census.age_s)
-            yield _gauge("lease_left_min_seconds", "Remaining time of the lease that expires first", census.left_s)
+        if stats.brokers:
+            yield _gauge("lease_age_max_seconds", "Age of the oldest lease", stats.lease_age_max_s)
+            yield _gauge(
+                "lease_left_min_seconds", "Remaining time of the lease that expires first", stats.lease_left_min_s
+            )
 
     def _changes(self) -> Iterator[Metric]:
         events = CounterMetricFamily(
@@ -112,22 +115,22 @@ class NameServerMetrics:
             yield _counter("late_scans", "Lease scans that were late and evicted no broker", scan.late_scans)
         yield _counter("unconfirmed_routes", "Routes with an unconfirmed broker", self.routes.unconfirmed_answers)
 
-    def _watchers(self) -> Iterator[Metric]:
+    def _watching(self) -> Iterator[Metric]:
         if self.watches is not None:
             yield _gauge("watches", "Route watches that wait for a change", len(self.watches))
             yield _counter("watches_woken", "Route watches answered after a change", self.watches.woken)
 
-    def _memory(self) -> Iterator[Metric]:
-        memory = self.memory()
-        if memory is None:
+    def _persistence(self) -> Iterator[Metric]:
+        persistence = self.persistence()
+        if persistence is None:
             return
-        if memory.journal is not None:
-            yield from _journal(memory.journal)
-        yield _counter("snapshots", "Snapshots of the route table written", memory.snapshots)
-        yield _counter("snapshot_failures", "Snapshots that could not be written", memory.snapshot_failures)
-        if memory.kept_at is not None:
-            yield _gauge("snapshot_seconds", "Duration of the last snapshot", memory.snapshot_s)
-            age_s = self.clock.monotonic() - memory.kept_at
+        if persistence.journal is not None:
+            yield from _journal(persistence.journal)
+        yield _counter("snapshots", "Snapshots of the route table written", persistence.snapshots)
+        yield _counter("snapshot_failures", "Snapshots that could not be written", persistence.snapshot_failures)
+        if persistence.saved_at is not None:
+            yield _gauge("snapshot_seconds", "Duration of the last snapshot", persistence.snapshot_s)
+            age_s = self.clock.monotonic() - persistence.saved_at
             yield _gauge("snapshot_age_seconds", "Time since the last snapshot", age_s)
 
 
@@ -141,5 +144,5 @@ def _journal(journal: Journal) -> Iterator[Metric]:
 
 
 def _event_name(kind: type[RouteEvent]) -> str:
-    """Return the name that the journal has for an event too: `broker_left` for `BrokerLeft`."""
+    """Return the journal's name of an event: `broker_left` for `BrokerLeft`."""
     return re.sub("(?<!^)(?=[A-Z])", "_", kind.__name__).lower()

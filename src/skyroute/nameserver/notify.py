@@ -1,4 +1,4 @@
-"""Tells brokers that another of their group now has the smallest id, so that a slave can act for a lost master."""
+"""Notifies brokers of a new smallest broker id in their group, so that a slave can act as master."""
 
 import asyncio
 import logging
@@ -16,14 +16,14 @@ from skyroute.wire.command import Request
 log = logging.getLogger(__name__)
 
 BROKERS_MAX: Final = 1_000
-"""Brokers that are being told at the same time; notices to more are dropped, for brokers ask for themselves as well."""
+"""Maximum number of brokers notified at the same time. Further notices are dropped: brokers also poll."""
 
 NOTICES_MAX: Final = 100
-"""Notices that wait for one broker; beyond that the oldest is dropped, for only the last one still matters."""
+"""Maximum number of queued notices for one broker. The oldest are dropped: only the last one matters."""
 
 
 class Notifier:
-    """Tells each broker of changes in the order they happened; one that does not answer keeps nobody else waiting."""
+    """Notifies each broker of changes in their order. A slow broker does not delay the others."""
 
     def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
         self._connect_timeout_s = connect_timeout_s
@@ -32,7 +32,7 @@ class Notifier:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, events: Iterable[RouteEvent]) -> None:
-        """Send the notices that these changes call for, soon."""
+        """Queue the notices for these events."""
         for event in events:
             if isinstance(event, SmallestIdChanged) and event.acting_master:
                 self._put(event)
@@ -41,7 +41,7 @@ class Notifier:
         fields = {"minBrokerId": str(event.smallest_id), "minBrokerAddr": event.smallest_address}
         recipients = event.others
         if event.offline_address is not None:
-            # The new smallest must hear of it too: it is the one that starts to act.
+            # The broker with the new smallest id needs the notice too: it becomes the acting master.
             fields["offlineBrokerAddr"] = event.offline_address
             recipients = (event.smallest_address, *event.others)
         elif event.ha_address is not None:
@@ -59,7 +59,7 @@ class Notifier:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            log.warning("notice dropped broker=%s reason=%d brokers are being told", address, BROKERS_MAX)
+            log.warning("notice dropped broker=%s reason=already notifying %d brokers", address, BROKERS_MAX)
 
     async def _deliver(self, address: str) -> None:
         waiting = self._waiting[address]
@@ -74,7 +74,7 @@ class Notifier:
             del self._waiting[address]
 
     async def stop(self) -> None:
-        """Send no more."""
+        """Cancel the notices under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""What a name server remembers over a restart: every change, in the journal, and the routes it last knew.
+"""What a name server keeps over a restart: the journal of all changes, and a snapshot of the route table.
 
-Routing never waits for any of it. A folder that cannot be used, a snapshot that cannot be read and a disk that refuses
-are said in the log, and the server goes on without.
+Requests never wait for either. If the folder, the snapshot or the disk cannot be used, the server logs it and runs
+without.
 """
 
 import asyncio
@@ -15,92 +15,92 @@ from typing import Final
 
 from skyroute.clock import Clock
 from skyroute.files.errors import FileWriteError
-from skyroute.nameserver.errors import FolderInUseError, MemoryFolderError, SnapshotError
+from skyroute.nameserver.errors import FolderInUseError, SnapshotError, StateFolderError
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
 from skyroute.nameserver.server_events import Change, ServerStarted, ServerStopped
-from skyroute.nameserver.snapshot import Header, decode_snapshot, encode_snapshot, write_snapshot
-from skyroute.nameserver.state_folder import StateFolder, take_folder
-from skyroute.routing.errors import ImageError, TableFullError
+from skyroute.nameserver.snapshot_file import Header, decode_snapshot, encode_snapshot, write_snapshot
+from skyroute.nameserver.state_folder import StateFolder, lock_folder
+from skyroute.routing.errors import InvalidSnapshotError, TableFullError
 from skyroute.routing.events import RouteEvent
-from skyroute.routing.image import TableImage
+from skyroute.routing.snapshot import TableSnapshot
 from skyroute.routing.table import RouteTable
 
 log = logging.getLogger(__name__)
 
 SNAPSHOT_SOONEST_S: Final = 1.0
-"""How soon after the last one a change is worth another snapshot, where a snapshot costs little."""
+"""Minimum time between two snapshots."""
 SNAPSHOT_SHARE: Final = 0.01
-"""How much of the time may go into snapshots; a large table has fewer."""
+"""Maximum share of time spent on snapshots; a large table has fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmRestart:
-    """How routes are kept over a restart."""
+    """Settings of the snapshot."""
 
     interval_s: float = 30.0
-    """The longest time between two snapshots."""
+    """Maximum time between two snapshots."""
     age_s_max: float = 3600.0
-    """An older snapshot is not believed."""
+    """An older snapshot is not used."""
     lease_s: float = 45.0
-    """How long a restored broker is believed that is not heard from."""
+    """Maximum lease of a restored broker until it sends something."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemorySettings:
-    """What is remembered, and where."""
+class PersistenceSettings:
+    """Settings of journal and snapshot."""
 
     path: Path
     journal: JournalLimits | None = field(default_factory=JournalLimits)
     """None: no journal."""
     warm_restart: WarmRestart | None = field(default_factory=WarmRestart)
-    """None: every start is a cold one, and no snapshot is written."""
+    """None: no snapshot is written or read."""
 
 
 class Persistence:
-    """One name server's journal and snapshot. All methods belong to the loop; `keep` and `close` write in a thread."""
+    """Journal and snapshot of one name server. Call all methods on the loop; files are written in threads."""
 
-    def __init__(self, settings: MemorySettings, folder: StateFolder, clock: Clock) -> None:
+    def __init__(self, settings: PersistenceSettings, folder: StateFolder, clock: Clock) -> None:
         self.folder = folder
         self.journal: Journal | None = None
         self._settings = settings
         self._clock = clock
         self.snapshots = 0
-        """How many were written since the start."""
+        """Number written since the start."""
         self.snapshot_failures = 0
         self.snapshot_s = 0.0
-        """How long the last one took."""
-        self.kept_at: float | None = None
-        """When what is known was last on the disk; monotonic seconds."""
+        """Duration of the last one."""
+        self.saved_at: float | None = None
+        """When the snapshot was last up to date; monotonic seconds."""
         self._changes = 0
-        self._changes_kept = -1
+        self._changes_saved = -1
         self._stopping = False
-        self._complained = False
+        self._failure_logged = False
         self._writing = threading.Lock()
 
     @classmethod
-    def open(cls, settings: MemorySettings, clock: Clock, table: RouteTable, address: str) -> "Persistence | None":
-        """Fill the table with what was known, and begin to record. None: the folder cannot be used.
+    def open(cls, settings: PersistenceSettings, clock: Clock, table: RouteTable, address: str) -> "Persistence | None":
+        """Restore the table from the snapshot and open the journal. None: the folder cannot be used.
 
         Raises:
-            FolderInUseError: Another name server has the folder.
+            FolderInUseError: Another name server uses the folder.
         """
         try:
-            memory = cls(settings, take_folder(settings.path), clock)
+            persistence = cls(settings, lock_folder(settings.path), clock)
         except FolderInUseError:
             raise
-        except MemoryFolderError as error:
+        except StateFolderError as error:
             log.warning("no journal and no warm restart reason=%s", error)
             return None
-        events, sequence = memory._restore(table)
-        memory._open_journal(sequence)
-        torn_bytes = 0 if memory.journal is None else memory.journal.torn_bytes
-        memory.record([ServerStarted(address, table.unconfirmed_count, torn_bytes), *events])
-        return memory
+        events, sequence = persistence._restore(table)
+        persistence._open_journal(sequence)
+        torn_bytes = 0 if persistence.journal is None else persistence.journal.torn_bytes
+        persistence.record([ServerStarted(address, table.unconfirmed_count, torn_bytes), *events])
+        return persistence
 
     def record(self, changes: Collection[Change]) -> None:
-        """Take note of what happened."""
+        """Append changes to the journal."""
         if self._stopping:
-            return  # that connections end with us says nothing of their brokers
+            return  # connections that our own stop closes say nothing about their brokers
         self._changes += len(changes)
         if self.journal is not None:
             self.journal.append(changes)
@@ -108,62 +108,62 @@ class Persistence:
     # Snapshots
 
     def _restore(self, table: RouteTable) -> tuple[tuple[RouteEvent, ...], int]:
-        """Return what was restored, and the journal's number at that time."""
+        """Return the events of the restored table, and the journal's sequence number at that time."""
         warm, path = self._settings.warm_restart, self.folder.snapshot
         if warm is None:
             return (), 0
         try:
-            header, image = self._read_snapshot(warm.age_s_max)
-            events = table.restore(image, lease_s=warm.lease_s, now=self._clock.monotonic())
+            header, snapshot = self._read_snapshot(warm.age_s_max)
+            events = table.restore(snapshot, lease_s=warm.lease_s, now=self._clock.monotonic())
         except FileNotFoundError:
             return (), 0
-        except (OSError, SnapshotError, ImageError, TableFullError) as error:
-            log.warning("snapshot not used, this is a cold start file=%s reason=%s", path, error)
+        except (OSError, SnapshotError, InvalidSnapshotError, TableFullError) as error:
+            log.warning("snapshot not used, starting with an empty table file=%s reason=%s", path, error)
             return (), 0
         log.info("routes restored file=%s %r", path, table)
         return events, header.sequence
 
-    def _read_snapshot(self, age_s_max: float) -> tuple[Header, TableImage]:
+    def _read_snapshot(self, age_s_max: float) -> tuple[Header, TableSnapshot]:
         path = self.folder.snapshot
-        # A clock that stepped back makes a file from the future: that says nothing of its age.
+        # After a clock step back the age is negative, and the snapshot is used.
         age_s = self._clock.wall() - path.stat().st_mtime
-        header, image = decode_snapshot(path.read_bytes())
+        header, snapshot = decode_snapshot(path.read_bytes())
         if header.server_id != self.folder.server_id:
-            raise SnapshotError(f"it is of another name server, {header.server_id}")
+            raise SnapshotError(f"it belongs to another name server, {header.server_id}")
         if age_s > age_s_max:
-            raise SnapshotError(f"it is {age_s:.0f} s old, at most {age_s_max:.0f} are believed")
-        return header, image
+            raise SnapshotError(f"it is {age_s:.0f} s old, more than snapshotMaxAgeSeconds={age_s_max:.0f}")
+        return header, snapshot
 
-    async def keep(self, table: RouteTable) -> None:
-        """Write snapshots for as long as the server runs: soon after a change, but not all the time."""
+    async def run(self, table: RouteTable) -> None:
+        """Write snapshots while the server runs: soon after a change, for at most `SNAPSHOT_SHARE` of the time."""
         warm = self._settings.warm_restart
         if warm is None:
             return
         pause_s = SNAPSHOT_SOONEST_S
         while True:
             quiet_s = 0.0
-            while quiet_s < warm.interval_s and (quiet_s < pause_s or self._is_kept(table)):
+            while quiet_s < warm.interval_s and (quiet_s < pause_s or self._is_saved(table)):
                 step_s = min(SNAPSHOT_SOONEST_S, warm.interval_s)
                 await asyncio.sleep(step_s)
                 quiet_s += step_s
             began = self._clock.monotonic()
-            await self._keep(table)
+            await self._save(table)
             self.snapshot_s = self._clock.monotonic() - began
             pause_s = min(self.snapshot_s / SNAPSHOT_SHARE, warm.interval_s)
 
-    def _is_kept(self, table: RouteTable) -> bool:
-        """Nothing differs from the last snapshot; how long unconfirmed brokers are believed does, with every second."""
-        return self._changes == self._changes_kept and not table.unconfirmed_count
+    def _is_saved(self, table: RouteTable) -> bool:
+        """The snapshot is up to date. With unconfirmed brokers it never is: the rest of their leases changes."""
+        return self._changes == self._changes_saved and not table.unconfirmed_count
 
-    async def _keep(self, table: RouteTable) -> None:
-        if self._is_kept(table):
-            await asyncio.to_thread(self._touch)
+    async def _save(self, table: RouteTable) -> None:
+        if self._is_saved(table):
+            await asyncio.to_thread(self._refresh_time)
             return
-        changes, image = self._changes, table.image(self._clock.monotonic())
-        if await asyncio.to_thread(self._write, image, self._sequence, self._wall_ms):
-            self._changes_kept = changes
+        changes, snapshot = self._changes, table.snapshot(self._clock.monotonic())
+        if await asyncio.to_thread(self._write, snapshot, self._sequence, self._wall_ms):
+            self._changes_saved = changes
             self.snapshots += 1
-            self.kept_at = self._clock.monotonic()
+            self.saved_at = self._clock.monotonic()
 
     @property
     def _sequence(self) -> int:
@@ -173,48 +173,48 @@ class Persistence:
     def _wall_ms(self) -> int:
         return int(self._clock.wall() * 1000)
 
-    def _touch(self) -> None:
-        """Say that what is written is still what is known."""
+    def _refresh_time(self) -> None:
+        """Set the time of the snapshot: it is still up to date."""
         try:
             os.utime(self.folder.snapshot)
-            self.kept_at = self._clock.monotonic()
+            self.saved_at = self._clock.monotonic()
         except OSError as error:
-            self._complain(error)
-            self._changes_kept = -1
+            self._log_failure(error)
+            self._changes_saved = -1
 
-    def _write(self, image: TableImage, sequence: int, wall_ms: int, *, is_last: bool = False) -> bool:
+    def _write(self, snapshot: TableSnapshot, sequence: int, wall_ms: int, *, is_last: bool = False) -> bool:
         try:
-            lines = encode_snapshot(image, server_id=self.folder.server_id, sequence=sequence, wall_ms=wall_ms)
-            # A thread goes on when its task is cancelled: the last snapshot waits for it, and is not overwritten.
+            lines = encode_snapshot(snapshot, server_id=self.folder.server_id, sequence=sequence, wall_ms=wall_ms)
+            # A cancelled task leaves its thread running: the last snapshot waits for it and is not overwritten.
             with self._writing:
                 if is_last or not self._stopping:
                     write_snapshot(self.folder.snapshot, lines)
         except (FileWriteError, UnicodeEncodeError) as error:
-            self._complain(error)
+            self._log_failure(error)
             return False
-        self._complained = False
+        self._failure_logged = False
         return True
 
-    def _complain(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         self.snapshot_failures += 1
-        if not self._complained:
-            self._complained = True
+        if not self._failure_logged:
+            self._failure_logged = True
             log.warning("snapshot cannot be written reason=%s", error)
 
-    # The end
+    # Stop
 
-    def stop_recording(self, table: RouteTable) -> TableImage:
-        """Record that the server stops, while its brokers are still there. Give what is returned to `close`."""
+    def stop_recording(self, table: RouteTable) -> TableSnapshot:
+        """Record the stop while brokers are still registered. Pass the result to `close`."""
         self.record([ServerStopped()])
         self._stopping = True
-        return table.image(self._clock.monotonic())
+        return table.snapshot(self._clock.monotonic())
 
-    async def close(self, image: TableImage | None = None) -> None:
-        """Write the last snapshot, if there is one to write, and what the journal still has to."""
+    async def close(self, snapshot: TableSnapshot | None = None) -> None:
+        """Write the last snapshot, if given, and the rest of the journal."""
         self._stopping = True
         try:
-            if image is not None and self._settings.warm_restart is not None:
-                await asyncio.to_thread(self._write, image, self._sequence, self._wall_ms, is_last=True)
+            if snapshot is not None and self._settings.warm_restart is not None:
+                await asyncio.to_thread(self._write, snapshot, self._sequence, self._wall_ms, is_last=True)
             if self.journal is not None:
                 await asyncio.to_thread(self.journal.close)
         finally:
@@ -229,4 +229,4 @@ class Persistence:
                 self.folder.journal, server_id=self.folder.server_id, limits=limits, clock=self._clock, floor=floor
             )
         except (OSError, FileWriteError) as error:
-            log.warning("no journal reason=cannot use %s: %s", self.folder.journal, error)
+            log.warning("no journal reason=cannot write %s: %s", self.folder.journal, error)

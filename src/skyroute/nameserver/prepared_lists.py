@@ -19,7 +19,7 @@ STEP: Final = 4_000
 """Names that are copied or written in one step: a few milliseconds."""
 
 SHARED_BYTES: Final = 64 * 1024
-"""Longer answers are written from the kept bytes; shorter ones are quicker to copy together with their header."""
+"""Longer responses are sent from the cached bytes; shorter ones are faster to copy after their header."""
 
 COPIES_MAX: Final = 3
 """Attempts to copy a view in steps before it is copied at once."""
@@ -29,13 +29,13 @@ Pieces = Generator[None, None, list[bytes]]
 
 
 class _Made(NamedTuple):
-    """A list, and how fresh it is."""
+    """A list and its revision."""
 
     response: Response
     revision: int
     """Revision of the data that it was made from."""
     begun: int
-    """Number of requests so far when writing it began."""
+    """Number of requests received when writing began."""
 
 
 class PreparedLists:
@@ -69,7 +69,7 @@ class PreparedLists:
 
     def _make(self, key: Hashable, write: Callable[[], Pieces], ticket: int) -> Generator[None, None, Response]:
         made = self._made.get(key)
-        # A list that another request began after this one came is current enough for this one.
+        # A list whose writing began after this request arrived is current enough.
         if made is not None and (made.revision == self._revision or made.begun >= ticket):
             return made.response
         revision, begun = self._revision, self._asked
@@ -111,7 +111,7 @@ def in_steps(names: list[str], select: Callable[[list[str]], Iterable[str]]) -> 
 def _response(key: Hashable, pieces: list[bytes]) -> Response:
     size = sum(map(len, pieces))
     if size > LIST_BYTES_MAX:
-        return Response.error(f"the list {key} takes {size} bytes; at most {LIST_BYTES_MAX} are sent")
+        return Response.error(f"the list {key} takes {size} bytes, more than the maximum of {LIST_BYTES_MAX}")
     if size <= SHARED_BYTES:
         return Response(body=b"".join(pieces))
     return PreparedResponse(more=tuple(map(memoryview, pieces)))

@@ -9,14 +9,14 @@ from sys import intern
 from typing import Final
 
 from skyroute.routing import discovery
-from skyroute.routing.table import RouteTable
+from skyroute.routing.table_view import RouteTableView
 from skyroute.wire.calls.route import decode_route_query
 from skyroute.wire.command import Request
 from skyroute.wire.fast_path import EncodedRoute, PreparedResponse, PreparedRoute
 from skyroute.wire.fastjson import Dialect
 
 PREPARED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bound on all encoded routes; beyond it all are dropped and encoded again when asked for."""
+"""Maximum size of all encoded routes; beyond it all are dropped, and encoded again on request."""
 
 ROUTE_BYTES: Final = 1024
 """Upper estimate of a route's memory besides its responses."""
@@ -36,12 +36,12 @@ class PreparedRoutes:
     Args:
         table: Which groups serve which topics.
         encode: Writes the response for a topic; None if no broker serves it.
-        trait: What else the route of a topic depends on.
+        trait: What else the route of a topic depends on: its order config.
     """
 
     def __init__(
         self,
-        table: RouteTable,
+        table: RouteTableView,
         encode: Callable[[str, Dialect], PreparedResponse | None],
         trait: Callable[[str], Hashable],
     ) -> None:
@@ -54,7 +54,7 @@ class PreparedRoutes:
         self._by_group: dict[str, set[PreparedRoute]] = {}
         self._bytes = 0
         self._ran_over = False
-        """Routes were dropped for lack of room, so `forget` cannot tell which of them were given away."""
+        """Routes were dropped for lack of room, so `forget` cannot tell which of them are cached elsewhere."""
 
     def __repr__(self) -> str:
         return f"<PreparedRoutes topics={len(self.by_topic)} routes={len(self._by_key)} bytes={self._bytes}>"

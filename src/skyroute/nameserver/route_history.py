@@ -1,8 +1,8 @@
-"""Which routes changed of late, each change under a revision of its own.
+"""Recent route changes, each with a revision.
 
-Revisions grow by one with every change, and begin above those of any earlier life of the server as long as the clock
-does not go back. That is for people: what tells lives apart is a name that is new for each, so a revision of another
-life, or of another server, is never taken for one of this.
+Revisions grow by one with every change. They start above those of earlier runs of the server, unless the clock went
+back; that is for people who compare them. Clients compare `life`, an id that is new for each run, so a revision of
+another run or server is never mistaken for one of this.
 """
 
 from bisect import bisect_right
@@ -14,20 +14,20 @@ from skyroute.clock import Clock
 from skyroute.wire.calls.watch import Bookmark, RouteChange
 
 NAMES_MAX: Final = 100_000
-"""How many names of topics are kept, over all changes."""
+"""Maximum number of topic names in all changes."""
 CHANGE_NAMES_MAX: Final = 2_000
-"""A change of more topics at once is not kept: whoever misses it has most to read again anyway."""
+"""A change of more topics is not kept: clients that miss it read all routes again."""
 ANSWER_CHARS_MAX: Final = 1024 * 1024
-"""How much is told in one answer, or one change if that alone has more; the rest follows with the next."""
+"""Maximum size of a response, except for a single larger change; the next response continues."""
 
 
 def first_revision(clock: Clock) -> int:
-    """Return a revision above those of earlier lives: as if there had been a thousand changes a millisecond."""
+    """Return a revision above those of earlier runs with fewer than a thousand changes per millisecond."""
     return int(clock.wall() * 1000) * 1000
 
 
 class RouteHistory:
-    """The changes after `floor`, up to `revision`. It owns both, and knows nothing of who wants to hear of them."""
+    """The changes after `floor`, up to `revision`."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class RouteHistory:
     ) -> None:
         self.life = life
         self.revision = first_revision
-        """Of the last change."""
+        """Revision of the last change."""
         self.floor = first_revision
-        """Changes up to this one are not known any more."""
+        """Changes up to this revision are not kept."""
         self._names_max = names_max
         self._answer_chars_max = answer_chars_max
         self._names = 0
@@ -53,15 +53,15 @@ class RouteHistory:
 
     @property
     def now(self) -> Bookmark:
-        """For whoever has read everything."""
+        """The bookmark after the last change."""
         return Bookmark(self.life, self.revision)
 
     def reaches(self, bookmark: Bookmark) -> bool:
-        """Whether all that changed after a bookmark is known."""
+        """Whether all changes after a bookmark are kept."""
         return bookmark.life == self.life and self.floor <= bookmark.revision <= self.revision
 
     def append(self, topics: Collection[str], wall_ms: int) -> RouteChange | None:
-        """Take note that the routes of some topics changed. None: of too many, which counts as all."""
+        """Add a change of these topics. None: too many topics, which counts as a change of all."""
         if len(topics) > CHANGE_NAMES_MAX:
             self.append_all()
             return None
@@ -76,7 +76,7 @@ class RouteHistory:
         return change
 
     def append_all(self) -> None:
-        """Take note that any route may have changed."""
+        """Add a change of all topics."""
         self.revision += 1
         self.floor = self.revision
         self._changes.clear()
@@ -84,28 +84,28 @@ class RouteHistory:
         self._names = 0
 
     def _drop_oldest(self) -> None:
-        gone = self._changes.popleft()
-        self.floor = gone.revision
-        self._names -= len(gone.topics)
-        for topic in gone.topics:
+        oldest = self._changes.popleft()
+        self.floor = oldest.revision
+        self._names -= len(oldest.topics)
+        for topic in oldest.topics:
             changes = self._by_topic[topic]
             changes.popleft()
             if not changes:
                 del self._by_topic[topic]
 
     def since(self, revision: int, topics: Collection[str] | None) -> tuple[tuple[RouteChange, ...], int]:
-        """Return what changed after a revision, in order, and the revision up to which this is all.
+        """Return the changes after a revision, in order, and the revision up to which they are complete.
 
         Args:
-            revision: One that is reached.
-            topics: Which to look at; None for any.
+            revision: From a bookmark for which `reaches` is true.
+            topics: None for all.
         """
         if revision == self.revision:
             return (), revision
         return self._cut(self._any_since(revision) if topics is None else self._named_since(revision, topics))
 
     def _any_since(self, revision: int) -> Iterable[RouteChange]:
-        # Every change above the floor is kept, so its place follows from its revision.
+        # Every change above the floor is kept, so its position follows from its revision.
         first = revision - self.floor
         return (self._changes[at] for at in range(first, len(self._changes)))
 
@@ -123,14 +123,14 @@ class RouteHistory:
         return (RouteChange(revision=at, wall_ms=times[at], topics=tuple(sorted(found[at]))) for at in sorted(found))
 
     def _cut(self, changes: Iterable[RouteChange]) -> tuple[tuple[RouteChange, ...], int]:
-        told: list[RouteChange] = []
+        taken: list[RouteChange] = []
         chars = 0
         for change in changes:
             chars += sum(map(len, change.topics))
-            if told and chars > self._answer_chars_max:
-                return tuple(told), told[-1].revision
-            told.append(change)
-        return tuple(told), self.revision
+            if taken and chars > self._answer_chars_max:
+                return tuple(taken), taken[-1].revision
+            taken.append(change)
+        return tuple(taken), self.revision
 
 
 def _revision_of(change: RouteChange) -> int:

@@ -1,9 +1,7 @@
-"""A name server: its parts, its start and its stop."""
+"""A name server: its parts, its handlers, its start and stop."""
 
-import asyncio
 import logging
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -11,19 +9,17 @@ from uuid import uuid4
 from skyroute.clock import Clock, SystemClock
 from skyroute.files.replace import ensure_replaceable
 from skyroute.nameserver.config import NameServerConfig
-from skyroute.nameserver.event_log import log_events
 from skyroute.nameserver.handlers.admin import AdminHandlers
 from skyroute.nameserver.handlers.brokers import BrokerHandlers
 from skyroute.nameserver.handlers.kv import KvHandlers
 from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.handlers.watch import WatchHandlers
 from skyroute.nameserver.housekeeping import LeaseScan, print_kv
-from skyroute.nameserver.invalidated_routes import touched_by, touched_topics
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.notify import Notifier
 from skyroute.nameserver.persistence import Persistence
+from skyroute.nameserver.publisher import Publisher
 from skyroute.nameserver.route_history import RouteHistory, first_revision
-from skyroute.nameserver.server_events import Change
 from skyroute.nameserver.upstream import Upstream
 from skyroute.nameserver.watch import Watches
 from skyroute.observing.pages import Pages, require_metrics_extra
@@ -35,7 +31,6 @@ from skyroute.remoting.dispatch import Handler
 from skyroute.remoting.server import Server
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import ServerTls, client_context
-from skyroute.routing.events import BrokerConfirmed, Cause, RouteEvent
 from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.watch import TIMEOUT_MS_MAX
 from skyroute.wire.codes import RequestCode
@@ -43,11 +38,11 @@ from skyroute.wire.codes import RequestCode
 log = logging.getLogger(__name__)
 
 REQUEST_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
-"""Between which times requests are told apart, for those who watch."""
+"""Upper bounds of the latency histogram buckets, in seconds."""
 
 
 class NameServer:
-    """One name server. `start` it inside a running loop, `stop` it there; it can be embedded in any program."""
+    """One name server. Call `start` and `stop` inside a running loop; it can be embedded in any program."""
 
     def __init__(self, config: NameServerConfig, *, upstream: Sequence[str] = (), clock: Clock | None = None) -> None:
         self.config = config
@@ -64,19 +59,12 @@ class NameServer:
         self._routes = RouteHandlers(
             self.table, self.kv, config, clock=self.clock, step_runner=self._step_runner, upstream=self._upstream
         )
-        self._fast_path = self._routes.fast_path
         self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enabled else None
-        self._memory: Persistence | None = None
-        self._is_settling = False
-        """Some brokers were restored and have not been heard from yet."""
-        self._notifier: Notifier | None = None
+        self._publisher = Publisher(self.table, self._routes, self._watches, config, self.clock)
         self._server: Server | None = None
         self._lease_scan: LeaseScan | None = None
         self._background = Background()
-        self._is_unswept = asyncio.Event()
         self._stopping = False
-        self._events: Counter[tuple[type[RouteEvent], Cause]] = Counter()
-        self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         self._pages: Pages | None = None
 
     def __repr__(self) -> str:
@@ -84,12 +72,12 @@ class NameServer:
 
     @property
     def address(self) -> str:
-        """Where we listen, as `host:port`."""
+        """The listening address, as `host:port`."""
         assert self._server is not None
         return join_address(self.config.bind_address, self._server.port)
 
     async def start(self) -> None:
-        """Load what was kept, and begin to serve.
+        """Load the key-value config and the snapshot, and begin to serve.
 
         Raises:
             SkyrouteError: a file, a certificate or the port cannot be used; its text says which and why.
@@ -101,85 +89,86 @@ class NameServer:
         outbound = (
             client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
         )
-        self._notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
+        self._publisher.notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
+        times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         server = Server(
-            make_dispatcher(self._handlers(), self._times, self._fast_path),
+            make_dispatcher(self._handlers(), times, self._routes.fast_path),
             tls=tls,
             clock=self.clock,
             on_disconnect=self._on_disconnect,
             limits=config.limits(exempt={RequestCode.REGISTER_BROKER: config.registration_frame_bytes_max}),
             polling=self._polling,
         )
-        # A port that is taken is found out before anything is recorded: who tries again and again must not fill the
-        # journal with what each start restores.
+        # Bind before recording: a server that restarts in a loop because its port is taken must not fill the journal.
         await server.bind(config.bind_address, config.listen_port)
         try:
-            await self._open_pages(server)
-            self._remember(server.port)
+            await self._open_pages(server, times)
+            self._open_persistence(server.port)
             await server.serve()
         except BaseException:
             await server.stop()
-            await self._forget()
+            await self._close_persistence()
             await self._close_pages()
             raise
         self._server = server
         config.listen_port = server.port
         if config.cluster_test_mode and self._upstream is None:
-            log.warning("clusterTest is on and no other name server is known: give one with -n or NAMESRV_ADDR")
+            log.warning("clusterTest has no production name servers: set them with -n or NAMESRV_ADDR")
         self._lease_scan = LeaseScan(
             self.table,
-            self._publish,
+            self._publisher.publish,
             server.close_connection,
             config.scan_interval_s,
             self.clock,
             lambda: config.mass_expiry_share,
         )
-        if self._memory is not None:
-            self._background.spawn(self._memory.keep(self.table))
+        if self._publisher.persistence is not None:
+            self._background.spawn(self._publisher.persistence.run(self.table))
         if self._watches is not None:
             self._background.spawn(self._watches.run(self.clock.monotonic))
-        for work in (self._lease_scan.run(), self._keep_swept(), tls.watch(), print_kv(self.kv)):
+        sweeping = self._publisher.sweep_index(self._step_runner)
+        for work in (self._lease_scan.run(), sweeping, tls.watch(), print_kv(self.kv)):
             self._background.spawn(work)
 
     async def stop(self) -> None:
-        """Serve what is under way, close every connection, and end within a bounded time."""
+        """Finish requests under way, close every connection, and end within a bounded time."""
         self._stopping = True
         if self._watches is not None:
             self._watches.close()
-        memory, self._memory = self._memory, None
-        image = None if memory is None else memory.stop_recording(self.table)
+        persistence, self._publisher.persistence = self._publisher.persistence, None
+        snapshot = None if persistence is None else persistence.stop_recording(self.table)
         if self._server is not None:
             await self._server.stop(self.config.shutdown_wait_s if self.config.graceful_shutdown else 0.0)
         await self._background.end()
-        if memory is not None:
-            await memory.close(image)
-        if self._notifier is not None:
-            await self._notifier.stop()
+        if persistence is not None:
+            await persistence.close(snapshot)
+        if self._publisher.notifier is not None:
+            await self._publisher.notifier.stop()
         if self._upstream is not None:
             self._upstream.close()
         await self._close_pages()
 
-    # For those who watch
+    # Metrics
 
-    async def _open_pages(self, server: Server) -> None:
+    async def _open_pages(self, server: Server, times: RequestTimes | None) -> None:
         address = self.config.metrics_address
-        if self._times is None or address is None:
+        if times is None or address is None:
             return
         require_metrics_extra()
-        from skyroute.nameserver.metrics import NameServerMetrics  # noqa: PLC0415 - it needs that extra
-        from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - so does this
+        from skyroute.nameserver.metrics import NameServerMetrics  # noqa: PLC0415 - needs that extra
+        from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - needs it too
 
         metrics = NameServerMetrics(
             table=self.table,
             kv=self.kv,
             routes=self._routes,
-            fast_path=self._fast_path,
+            fast_path=self._routes.fast_path,
             watches=self._watches,
-            memory=lambda: self._memory,
+            persistence=lambda: self._publisher.persistence,
             server=server,
             scan=lambda: self._lease_scan,
-            events=self._events,
-            times=self._times,
+            events=self._publisher.events,
+            times=times,
             clock=self.clock,
         )
         self._pages = Pages(Exposition("nameserver", metrics.collect).render, self._why_not_ready)
@@ -198,28 +187,28 @@ class NameServer:
             return f"brokers have waitSecondsForService={self.config.wait_for_brokers_s:g} to register first"
         return None
 
-    def _remember(self, port: int) -> None:
-        """Restore what was known before a restart, and begin to record."""
-        settings = self.config.memory
+    def _open_persistence(self, port: int) -> None:
+        """Restore the route table and open the journal."""
+        settings = self.config.persistence
         if settings is not None:
             address = join_address(self.config.bind_address, port)
-            self._memory = Persistence.open(settings, self.clock, self.table, address)
-            self._routes.is_warm = self._is_settling = self.table.unconfirmed_count > 0
+            self._publisher.persistence = Persistence.open(settings, self.clock, self.table, address)
+            self._routes.is_warm = self.table.unconfirmed_count > 0
             self._routes.known_before = frozenset(self.table.topics)
 
-    async def _forget(self) -> None:
-        """End what `_remember` began; nothing came of it."""
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            memory.stop_recording(self.table)
-            await memory.close()
+    async def _close_persistence(self) -> None:
+        """Undo `_open_persistence`: the start failed."""
+        persistence, self._publisher.persistence = self._publisher.persistence, None
+        if persistence is not None:
+            persistence.stop_recording(self.table)
+            await persistence.close()
 
     def _handlers(self) -> dict[int, Handler]:
-        """Every request we answer. Whatever is not here is answered "not supported"."""
-        routes = self._routes
-        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, self._step_runner)
-        kv = KvHandlers(self.kv, self._record, self._step_runner)
-        admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed, self._record)
+        """Every supported request code; others get the response "not supported"."""
+        routes, publisher = self._routes, self._publisher
+        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, publisher.publish, self._step_runner)
+        kv = KvHandlers(self.kv, publisher.record, self._step_runner)
+        admin = AdminHandlers(self.table, self.config, publisher.publish, publisher.settings_changed, publisher.record)
         return self._watch_handlers() | {
             RequestCode.PUT_KV_CONFIG: kv.put,
             RequestCode.GET_KV_CONFIG: kv.get,
@@ -254,52 +243,7 @@ class NameServer:
         timeout_ms_max = int(min(TIMEOUT_MS_MAX, self.config.limits().idle_s * 500))
         return {RequestCode.WATCH_ROUTES: WatchHandlers(self._watches, self.clock, timeout_ms_max).watch}
 
-    # What follows from a change
-
-    async def _keep_swept(self) -> None:
-        """Sweep the table after every large change."""
-        while True:
-            await self._is_unswept.wait()
-            self._is_unswept.clear()
-            await self._step_runner.run(self.table.sweep())
-
-    def _publish(self, events: Collection[RouteEvent]) -> None:
-        if not self.table.is_swept:
-            self._is_unswept.set()
-        if not events:
-            return
-        self._record(events)
-        log_events(events)
-        self._events.update((type(event), event.cause) for event in events)
-        if self._is_settling:
-            self._settle(events)
-        if self.config.notify_min_broker_id and self._notifier is not None:
-            self._notifier.put(events)
-
-    def _settle(self, events: Collection[RouteEvent]) -> None:
-        """Take note of restored brokers that were heard from: routes that name them need not be counted any more."""
-        for event in events:
-            if isinstance(event, BrokerConfirmed):
-                self._routes.forget((), (event.broker_name,))
-        if not self.table.unconfirmed_count:
-            self._is_settling = False
-            log.info("warm restart over unconfirmed_answers=%d", self._routes.unconfirmed_answers)
-
-    def _record(self, changes: Collection[Change]) -> None:
-        touched = touched_by(changes)
-        self._routes.forget(*touched)
-        if self._watches is not None:
-            self._watches.note(touched_topics(self.table, touched), int(self.clock.wall() * 1000))
-        if self._memory is not None:
-            self._memory.record(changes)
-
     def _on_disconnect(self, connection: int) -> None:
         if self._watches is not None:
             self._watches.drop(connection)
-        self._publish(self.table.drop_holder(connection))
-
-    def _on_config_changed(self) -> None:
-        self._routes.forget_all()
-        self.table.forget_fingerprints()
-        if self._watches is not None:
-            self._watches.note_all()
+        self._publisher.publish(self.table.drop_connection(connection))

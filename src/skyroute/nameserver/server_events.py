@@ -1,4 +1,4 @@
-"""What changes at a name server besides routes, as values for log and journal."""
+"""Changes at a name server besides routes, as values for the journal."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class KvChanged:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChanged:
-    """Settings were updated from afar."""
+    """Settings were updated by UPDATE_NAMESRV_CONFIG."""
 
     values: Mapping[str, tuple[str | None, str | None]]
     """Key to its value before and after."""
@@ -28,22 +28,22 @@ class SettingsChanged:
 
 @dataclass(frozen=True, slots=True)
 class ServerStarted:
-    """A name server begins with an empty table; what it restores follows."""
+    """A name server started with an empty table; events of restored routes follow."""
 
     address: str
     restored_brokers: int
     torn_bytes: int
-    """How much of an unfinished line an earlier crash left at the end of the journal; it was cut off."""
+    """Bytes of an incomplete line that a crash left at the end of the journal; they were removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStopped:
-    """A name server ends in order: it has recorded all it knew, and what follows is no more its business."""
+    """A name server stopped normally. Its routes are unknown from here on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Records from this number up to that of the gap itself are missing."""
+    """Records from this number up to the gap's own are missing."""
 
     missing_from: int
     reason: str
@@ -52,4 +52,7 @@ class Gap:
 Change = RouteEvent | KvChanged | SettingsChanged | ServerStarted | ServerStopped | Gap
 
 Record = Callable[[Collection[Change]], None]
-"""Takes note of what happened."""
+"""Publishes changes to caches, watches and journal."""
+
+Publish = Callable[[Collection[RouteEvent]], None]
+"""Publishes the events of a change to caches, watches, journal and log; without events, only schedules a sweep."""

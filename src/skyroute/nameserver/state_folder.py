@@ -1,10 +1,10 @@
-"""The folder of what a name server keeps for itself: who it is, and that nobody else uses the same folder.
+"""The state folder of a name server (`memoryPath`).
 
 ```
-identity.json    the id of this name server, made once
-lock             held while a name server runs
+identity.json    id of this name server, created once
+lock             locked while a name server runs
 routes.snapshot  the route table, for the next start
-journal/         every change, in segments
+journal/         all changes, in segments
 ```
 """
 
@@ -20,7 +20,7 @@ import msgspec
 
 from skyroute.files.errors import FileWriteError
 from skyroute.files.replace import replace_file
-from skyroute.nameserver.errors import FolderInUseError, MemoryFolderError
+from skyroute.nameserver.errors import FolderInUseError, StateFolderError
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class _Identity(msgspec.Struct):
 
 @dataclass(slots=True)
 class StateFolder:
-    """A folder that is ours until `release`, or until the process ends."""
+    """A folder that is locked until `release`, or until the process ends."""
 
     path: Path
     server_id: str
@@ -51,24 +51,24 @@ class StateFolder:
         return self.path / SNAPSHOT_NAME
 
     def release(self) -> None:
-        """Let others have it."""
+        """Unlock the folder."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
-def take_folder(path: Path) -> StateFolder:
-    """Make a folder ours.
+def lock_folder(path: Path) -> StateFolder:
+    """Create and lock a folder.
 
     Raises:
-        FolderInUseError: Another name server has it.
-        MemoryFolderError: It cannot be written.
+        FolderInUseError: Another name server uses it.
+        StateFolderError: It cannot be written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise MemoryFolderError(f"cannot write {path}: {error.strerror}") from error
+        raise StateFolderError(f"cannot write {path}: {error.strerror}") from error
     try:
         _lock(lock, path)
         return StateFolder(path, _identity(path / _IDENTITY_NAME), lock)
@@ -83,15 +83,15 @@ def _lock(lock: int, path: Path) -> None:
     except BlockingIOError as error:
         owner = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
         raise FolderInUseError(
-            f"{path} is in use by another name server (process {owner}): give each a memoryPath of its own"
+            f"{path} is in use by another name server (process {owner}); give each its own memoryPath"
         ) from error
     except OSError as error:
-        raise MemoryFolderError(f"cannot lock {path / _LOCK_NAME}: {error.strerror}") from error
+        raise StateFolderError(f"cannot lock {path / _LOCK_NAME}: {error.strerror}") from error
     try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     except OSError as error:
-        raise MemoryFolderError(f"cannot write {path / _LOCK_NAME}: {error.strerror}") from error
+        raise StateFolderError(f"cannot write {path / _LOCK_NAME}: {error.strerror}") from error
 
 
 def _identity(path: Path) -> str:
@@ -100,10 +100,10 @@ def _identity(path: Path) -> str:
     except FileNotFoundError:
         pass
     except (OSError, msgspec.MsgspecError, ValueError) as error:
-        log.warning("name server id lost, a new one is made file=%s cause=%s", path, error)
+        log.warning("name server id lost, creating a new one file=%s cause=%s", path, error)
     made = secrets.token_hex(8)
     try:
         replace_file(path, msgspec.json.encode(_Identity(made)), keep_backup=False)
     except FileWriteError as error:
-        raise MemoryFolderError(str(error)) from error
+        raise StateFolderError(str(error)) from error
     return made

@@ -1,4 +1,4 @@
-"""The production environment behind a test environment: who to ask for topics that the test has not got."""
+"""Name servers of a production environment, for topics that a test environment does not have."""
 
 import asyncio
 import logging
@@ -11,13 +11,13 @@ from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 
 FORWARDED: Final = "skyrouteForwarded"
-"""Marks a question that one test environment asks another, or itself by mistake: it goes no further."""
+"""Marks a request forwarded by a test environment: it is not forwarded again."""
 
 log = logging.getLogger(__name__)
 
 
 class Upstream:
-    """Name servers of another environment, asked in turn until one knows."""
+    """Requests a route from the name servers of another environment, one after the other."""
 
     def __init__(self, addresses: Sequence[str], timeout_s: float) -> None:
         self._addresses = tuple(addresses)
@@ -25,23 +25,23 @@ class Upstream:
         self._channels: dict[str, asyncio.Task[Channel]] = {}
 
     async def find_route(self, topic: str, not_found: Response) -> Response:
-        """Return the first route that any of them has, or `not_found`."""
+        """Return the first route that one of them has, or `not_found`."""
         for address in self._addresses:
             try:
                 channel = await self._channel(address)
-                # Version 1 is older than any client: the answer comes in the dialect this mode always speaks.
+                # Version 1 is older than any client: the response is in the legacy dialect, which this mode uses.
                 fields = {"topic": topic, FORWARDED: "true"}
                 request = Request(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields, version=1)
                 response = await channel.call(request, self._timeout_s)
             except RemotingError as error:
-                log.warning("production name server does not answer address=%s reason=%s", address, error)
+                log.warning("production name server does not respond address=%s reason=%s", address, error)
                 continue
             if response.code == ResponseCode.SUCCESS and response.body:
                 return Response(body=response.body)
         return not_found
 
     async def _channel(self, address: str) -> Channel:
-        """Return the connection to a name server; all who wait for it wait for the same attempt."""
+        """Return the connection to a name server; concurrent callers share one attempt to connect."""
         task = self._channels.get(address)
         if task is None or (task.done() and (task.exception() is not None or task.result().closed)):
             task = asyncio.create_task(connect(address, timeout_s=self._timeout_s))
@@ -49,7 +49,7 @@ class Upstream:
         return await asyncio.shield(task)
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for task in self._channels.values():
             if not task.done():
                 task.cancel()

@@ -1,7 +1,7 @@
-"""Who waits for routes to change, and waking them.
+"""Watches: long polls for route changes.
 
-Whoever asks is answered at once if something has changed already, and else parked: a parked watch costs no task, and a
-change of a topic looks at the watches of that topic only.
+A watch is completed at once if something has changed already; otherwise it waits. A waiting watch costs no task, and a
+change of a topic reads the watches of that topic only.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from skyroute.wire.command import Response
 K = TypeVar("K")
 
 WATCHES_MAX: Final = 100_000
-"""How many wait at most, over all connections."""
+"""Maximum number of waiting watches, over all connections."""
 WATCHED_NAMES_MAX: Final = 1_000_000
-"""How many topics they name together."""
+"""Maximum number of topics that all waiting watches name."""
 WATCHES_A_CONNECTION_MAX: Final = 4
-"""Of one connection: with one more, its oldest is answered as if its time were over."""
+"""Maximum per connection; one more completes its oldest watch as if it had timed out."""
 TICKS_A_SECOND: Final = 4
-"""How exactly the end of a wait is kept."""
+"""Resolution of timeouts."""
 
 _GO_AWAY: Final = Response(ResponseCode.GO_AWAY, "please go away")
 
 
 class _Watch:
-    """One that waits."""
+    """A waiting watch."""
 
     __slots__ = ("answer", "connection", "tick", "topics")
 
@@ -43,7 +43,7 @@ class _Watch:
 
 
 class Watches:
-    """Everyone who waits. A parked watch has heard of all that concerns it up to the history's last revision."""
+    """All waiting watches. None of their topics has changed up to the history's last revision."""
 
     def __init__(
         self, history: RouteHistory, *, watches_max: int = WATCHES_MAX, names_max: int = WATCHED_NAMES_MAX
@@ -55,8 +55,8 @@ class Watches:
         self._names = 0
         self._closed = False
         self.woken = 0
-        """How many were answered because something they waited for changed."""
-        # Dictionaries without values keep an order: whoever waits longest is answered first.
+        """Number of watches completed by a change."""
+        # Dictionaries as ordered sets: the oldest watch is completed first.
         self._by_topic: dict[str, dict[_Watch, None]] = {}
         self._any: dict[_Watch, None] = {}
         self._by_tick: dict[int, dict[_Watch, None]] = {}
@@ -68,13 +68,13 @@ class Watches:
     def __len__(self) -> int:
         return self._count
 
-    # Asking
+    # Add
 
     def watch(self, query: WatchQuery, *, connection: int, now: float) -> Response | DeferredResponse:
-        """Answer at once, or when something changes, or when the time is over.
+        """Respond at once if something has changed; otherwise after a change or the timeout.
 
         Raises:
-            RefusedError: too many wait already.
+            RefusedError: too many watches wait already.
         """
         if self._closed:
             return _GO_AWAY
@@ -84,22 +84,22 @@ class Watches:
         changes, revision = history.since(query.after.revision, query.topics)
         if changes or query.timeout_ms <= 0:
             return self._encode(changes, revision)
-        return self._park(query, connection, now)
+        return self._wait(query, connection, now)
 
-    def _park(self, query: WatchQuery, connection: int, now: float) -> DeferredResponse:
+    def _wait(self, query: WatchQuery, connection: int, now: float) -> DeferredResponse:
         topics = None if query.topics is None else tuple(map(intern, query.topics))
         names = 0 if topics is None else len(topics)
         of_connection = self._by_connection.get(connection, {})
         if len(of_connection) >= WATCHES_A_CONNECTION_MAX:
-            self._time_over(next(iter(of_connection)))
+            self._time_out(next(iter(of_connection)))
         if self._count >= self._watches_max:
             raise RefusedError(
-                ResponseCode.SYSTEM_BUSY, f"{self._count} watches wait already, which is all there is room for"
+                ResponseCode.SYSTEM_BUSY, f"{self._count} watches wait already, which is the maximum; retry later"
             )
         if self._names + names > self._names_max:
             raise RefusedError(
                 ResponseCode.SYSTEM_BUSY,
-                f"watches name {self._names} topics already, and there is room for {self._names_max}",
+                f"watches name {self._names} topics already, {names} more exceed the maximum of {self._names_max}",
             )
         watch = _Watch(connection, topics, int((now + query.timeout_ms / 1000) * TICKS_A_SECOND) + 1)
         for topic in topics or ():
@@ -112,10 +112,10 @@ class Watches:
         self._names += names
         return watch.answer
 
-    # Changing
+    # Complete
 
-    def note(self, topics: Collection[str], wall_ms: int) -> None:
-        """Take note that the routes of some topics changed, and answer whoever waits for them."""
+    def publish(self, topics: Collection[str], wall_ms: int) -> None:
+        """Add a route change of these topics to the history, and complete the watches on them."""
         if not topics:
             return
         change = self.history.append(topics, wall_ms)
@@ -126,62 +126,62 @@ class Watches:
         for topic in sorted({topic for topic in fewer if topic in more}):
             for watch in self._by_topic[topic]:
                 found.setdefault(watch, []).append(topic)
-        # Most who are woken together wait for the same, and are told the same.
-        told: dict[tuple[str, ...], Response] = {}
+        # Most watches that complete together name the same topics: encode their response once.
+        encoded: dict[tuple[str, ...], Response] = {}
         for watch, names in found.items():
             of_watch = tuple(names)
-            response = told.get(of_watch)
+            response = encoded.get(of_watch)
             if response is None:
                 part = RouteChange(revision=revision, wall_ms=wall_ms, topics=of_watch)
-                response = told[of_watch] = self._encode((part,), revision)
-            self._give(watch, response)
+                response = encoded[of_watch] = self._encode((part,), revision)
+            self._complete(watch, response)
         if self._any:
             answer = self._encode((), revision, compacted=True) if change is None else self._encode((change,), revision)
             for watch in list(self._any):
-                self._give(watch, answer)
+                self._complete(watch, answer)
         self.woken += waited - self._count
 
-    def note_all(self) -> None:
-        """Take note that any route may have changed, and have everyone read everything again."""
+    def publish_all(self) -> None:
+        """Add a change of all topics, and complete all watches."""
         self.history.append_all()
-        self._answer_all(self._encode((), self.history.revision, compacted=True))
+        self._complete_all(self._encode((), self.history.revision, compacted=True))
 
-    # Ending
+    # End
 
     def expire(self, now: float) -> None:
-        """Answer those whose time is over."""
+        """Complete the watches that timed out."""
         tick = int(now * TICKS_A_SECOND)
         for past in [past for past in self._by_tick if past <= tick]:
             for watch in list(self._by_tick[past]):
-                self._time_over(watch)
+                self._time_out(watch)
 
     def drop(self, connection: int) -> None:
-        """Forget those of a connection that has ended."""
+        """Remove the watches of a closed connection."""
         for watch in list(self._by_connection.get(connection, ())):
             self._remove(watch)
 
     def close(self) -> None:
-        """Send everyone away, so that a server that is about to stop need not wait for them."""
+        """Complete all watches with GO_AWAY, so that a stop need not wait for them."""
         self._closed = True
-        self._answer_all(_GO_AWAY)
+        self._complete_all(_GO_AWAY)
 
     async def run(self, monotonic: Callable[[], float]) -> None:
-        """Look for those whose time is over, again and again."""
+        """Complete timed-out watches, while the server runs."""
         while True:
             await asyncio.sleep(1 / TICKS_A_SECOND)
             self.expire(monotonic())
 
-    # How it is done
+    # Internal
 
-    def _answer_all(self, response: Response) -> None:
+    def _complete_all(self, response: Response) -> None:
         for watches in list(self._by_connection.values()):
             for watch in list(watches):
-                self._give(watch, response)
+                self._complete(watch, response)
 
-    def _time_over(self, watch: _Watch) -> None:
-        self._give(watch, self._encode((), self.history.revision))
+    def _time_out(self, watch: _Watch) -> None:
+        self._complete(watch, self._encode((), self.history.revision))
 
-    def _give(self, watch: _Watch, response: Response) -> None:
+    def _complete(self, watch: _Watch, response: Response) -> None:
         self._remove(watch)
         watch.answer.give(response)
 

@@ -109,9 +109,9 @@ class Channel(asyncio.Protocol):
             self._close_if_idle()
 
     def _abort(self, reason: str) -> None:
-        unsaid = self._close_log.unsaid(self.address, monotonic())
-        if unsaid is not None:  # a peer may be down for hours, and is tried again all the time
-            log.warning("channel closed peer=%s reason=%s unsaid=%d", self.address, reason, unsaid)
+        suppressed = self._close_log.suppressed(self.address, monotonic())
+        if suppressed is not None:  # a peer may be down for hours, and is tried again all the time
+            log.warning("channel closed peer=%s reason=%s suppressed=%d", self.address, reason, suppressed)
         self._reason = reason
         self._transport.abort()
 

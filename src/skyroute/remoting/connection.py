@@ -217,7 +217,7 @@ class Connection(asyncio.Protocol):
         """Process bytes now or keep them for later; pause reading if some are kept already."""
         share, context = self.share, self.context
         must_wait = share.is_queued or (share.cost_s > LIGHT_S and context.queue.must_wait(share))
-        if not must_wait and not self._is_stalled():
+        if not must_wait and not self.writer.is_blocked and not self._pending.is_full:
             self._process(data, context.clock.monotonic())
             return
         context.polling.reads += 1
@@ -351,4 +351,4 @@ class Connection(asyncio.Protocol):
             return len(response.body)
         if response.is_cacheable:
             dispatcher.keep(frame, request, response)
-        return response.body_bytes
+        return response.body_bytes if response.more else len(response.body)

@@ -20,7 +20,7 @@ class LogBackoff:
         self._by_subject: dict[str, tuple[float, float, int]] = {}
         """Time of the next line, the gap before it, and the number of lines suppressed since the last."""
 
-    def unsaid(self, subject: str, now: float) -> int | None:
+    def suppressed(self, subject: str, now: float) -> int | None:
         """Count a failure. If a line is due, return how many were suppressed since the last one, else None."""
         known = self._by_subject.get(subject)
         if known is not None and now < known[0]:

@@ -1,1 +1,1 @@
-"""Who serves which topic, and for how long we believe it. Pure: no sockets, no clock, no tasks."""
+"""The route table: which brokers serve which topics, and when their leases expire. No sockets, no clock, no tasks."""

@@ -1,14 +1,10 @@
-"""Every reading of a route: what clients, brokers and tools are told.
-
-Functions from the table to values that do not change with it. They only ask; the answers of one call hold together,
-because nothing else runs in between.
-"""
+"""Queries of the route table for clients, brokers and tools: functions from the table to immutable values."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from skyroute.routing.table import RouteTable
+from skyroute.routing.table_view import RouteTableView
 from skyroute.routing.topology import (
     MASTER_ID,
     BrokerGroup,
@@ -20,24 +16,24 @@ from skyroute.routing.topology import (
 )
 
 MEMBER_TOPIC_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
-"""Brokers ask for the route of this prefix and their own name to learn who really is in their group."""
+"""Brokers request the route of this prefix and their own name to learn the real members of their group."""
 
 _UNIT: Final = int(TopicFlag.UNIT)
 _UNIT_SUBSCRIPTION: Final = int(TopicFlag.UNIT_SUBSCRIPTION)
 
 
 def find_route(
-    table: RouteTable, topic: str, *, acting_master: bool = False, zone: str | None = None
+    table: RouteTableView, topic: str, *, acting_master: bool = False, zone: str | None = None
 ) -> TopicRoute | None:
-    """Where a topic's queues are. None: nobody serves it.
+    """Return the route of a topic. None: no broker serves it.
 
     Args:
-        table: What is known.
+        table: The route table.
         topic: The topic's name.
-        acting_master: Show the smallest slave of a group that lost its master in the master's place, if the group
-            allows that. Such a group is read-only as long as it lasts.
-        zone: Leave out groups of other zones, except those without a master: their slaves may serve anyone. Blank
-            asks for no zone. What is left may be empty.
+        acting_master: Show the slave with the smallest id as master of a group without one, if the group allows an
+            acting master. Such a group is read-only until its master returns.
+        zone: Leave out groups of other zones, except those without a master. Blank means no zone. The result may be
+            empty.
     """
     names = table.serving(topic)
     if not names:
@@ -49,10 +45,10 @@ def find_route(
     mappings: dict[str, StaticMapping] = {}
     for name in names:
         group, settings, mapping = table.group(name), table.settings(name, topic), table.mapping(name, topic)
-        assert group is not None, f"{topic} is listed under {name}, which is not there"
+        assert group is not None, f"{topic} is listed under the unknown group {name}"
         assert settings is not None, f"{topic} is listed under {name}, which does not serve it"
         if mapping is not None:
-            # Static topics span zones: a client needs the whole mapping to number the queues.
+            # Static topics span zones: a client needs all mappings to number the queues.
             mappings[mapping.broker_name] = mapping
         if shows_acting:
             group = _with_acting_master(group)
@@ -63,16 +59,16 @@ def find_route(
     return TopicRoute(tuple(groups), tuple(queues), filter_servers, mappings)
 
 
-def placement(table: RouteTable, topic: str) -> Hashable | None:
-    """Everything that distinguishes the route of a topic from that of another; None if no broker serves it.
+def placement(table: RouteTableView, topic: str) -> Hashable | None:
+    """Return a key of the topic's route; None if no broker serves it.
 
-    Topics of the same placement have the same route, also after brokers have joined, changed or left their groups.
+    Topics with the same key have the same route, also after brokers have joined, changed or left their groups.
     """
     names = table.serving(topic)
     if not names:
         return None
     mappings = tuple(_mapping_key(mapping) for name in names if (mapping := table.mapping(name, topic)) is not None)
-    # A static topic's mappings name it, and brokers ask for a topic of their own to see who really is in their group.
+    # A static topic's mappings name it, and a member topic shows no acting master: their routes are not shared.
     is_special = bool(mappings) or topic.startswith(MEMBER_TOPIC_PREFIX)
     return names, table.registered(names, topic), mappings, topic if is_special else None
 
@@ -82,23 +78,23 @@ def _mapping_key(mapping: StaticMapping) -> Hashable:
     return mapping.broker_name, mapping.total_queues, mapping.epoch, mapping.scope, mapping.dirty, ids
 
 
-def cluster_view(table: RouteTable) -> ClusterView:
-    """Every group and every cluster, as they are: no slave is shown as a master."""
+def cluster_view(table: RouteTableView) -> ClusterView:
+    """Return all groups and clusters, without acting masters."""
     return ClusterView(table.groups, table.clusters)
 
 
-def member_addresses(table: RouteTable, broker_name: str) -> Mapping[int, str]:
+def member_addresses(table: RouteTableView, broker_name: str) -> Mapping[int, str]:
     """Broker id to address within one group; empty if the name is not known."""
     group = table.group(broker_name)
     return {} if group is None else group.addresses
 
 
-def served_topics(table: RouteTable, among: list[str]) -> list[str]:
-    """Those of some topics that at least one group serves."""
+def served_topics(table: RouteTableView, among: list[str]) -> list[str]:
+    """Return those of some topics that at least one group serves."""
     return among if table.is_swept else [topic for topic in among if table.serving(topic)]
 
 
-def topics_of_cluster(table: RouteTable, cluster: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
+def topics_of_cluster(table: RouteTableView, cluster: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
     """Topics that at least one group of the cluster serves. Searches all topics unless `among` is given."""
     names = table.groups_of(cluster)
     serves: dict[tuple[str, ...], bool] = {}
@@ -113,34 +109,34 @@ def topics_of_cluster(table: RouteTable, cluster: str, among: Iterable[str] | No
     return tuple(filter(is_served, table.topics if among is None else among))
 
 
-def system_topics(table: RouteTable) -> tuple[tuple[str, ...], str | None]:
-    """Names of clusters and broker groups, and the address of some broker.
+def system_topics(table: RouteTableView) -> tuple[tuple[str, ...], str | None]:
+    """Return the names of clusters and broker groups, and the address of one broker.
 
-    Each broker has a topic named like its cluster and one named like itself; the rest of its system topics a tool
-    asks from that address.
+    Each broker has a topic named like its cluster and one named like itself. Tools request the other system topics
+    from that address.
     """
     groups = map(table.group, table.group_names)
     addresses = (address for group in groups if group is not None for address in group.addresses.values())
     return tuple(dict.fromkeys((*table.cluster_names, *table.group_names))), next(addresses, None)
 
 
-def unit_topics(table: RouteTable, among: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Topics of a unit."""
+def unit_topics(table: RouteTableView, among: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Return the topics of a unit."""
     return _topics_by_flag(table, among, lambda flags: bool(flags & _UNIT))
 
 
-def unit_subscription_topics(table: RouteTable, among: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Topics with a unit subscription."""
+def unit_subscription_topics(table: RouteTableView, among: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Return the topics with a unit subscription."""
     return _topics_by_flag(table, among, lambda flags: bool(flags & _UNIT_SUBSCRIPTION))
 
 
-def unit_subscription_only_topics(table: RouteTable, among: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Topics with a unit subscription that are no unit topics themselves."""
+def unit_subscription_only_topics(table: RouteTableView, among: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Return the topics with a unit subscription that are not unit topics."""
     return _topics_by_flag(table, among, lambda flags: flags & (_UNIT | _UNIT_SUBSCRIPTION) == _UNIT_SUBSCRIPTION)
 
 
 def _with_acting_master(group: BrokerGroup) -> BrokerGroup:
-    # The Java server also asks whether the topic is read-only; with an acting master and no master it always is.
+    # Apache's server also checks that the topic is read-only; without a master it always is.
     if not group.acting_master or MASTER_ID in group.addresses:
         return group
     smallest = min(group.addresses)
@@ -154,8 +150,10 @@ def _is_in_zone(group: BrokerGroup, zone: str | None) -> bool:
     return group.zone is not None and group.zone.casefold() == zone.casefold()
 
 
-def _topics_by_flag(table: RouteTable, among: Iterable[str] | None, matches: Callable[[int], bool]) -> tuple[str, ...]:
-    """Topics judged by the group that began to serve them first, as groups should agree."""
+def _topics_by_flag(
+    table: RouteTableView, among: Iterable[str] | None, matches: Callable[[int], bool]
+) -> tuple[str, ...]:
+    """Return topics by the flags of the group that began to serve them first; all groups should have the same."""
 
     def is_match(topic: str) -> bool:
         names = table.serving(topic)

@@ -1,8 +1,7 @@
-"""What a change of the route table reports.
+"""Events of the route table: values for the log, the journal and notifications.
 
-These are values for log, journal and notification, and a format that others build on: every event says which broker
-group it concerns, why it happened, and what was there before and is there now. An event is emitted only for a real
-change; applying the events of a table in order to an empty one gives the same table.
+A public format: every event has its broker group, its cause, and the state before and after. An event is emitted only
+for a real change. Applying the events of a table in order to an empty one gives the same table.
 """
 
 from collections.abc import Mapping
@@ -17,33 +16,33 @@ class Cause(StrEnum):
     """Why a route changed."""
 
     REGISTERED = "registered"
-    """A broker's own word, by registration."""
+    """By a broker's registration."""
     UNREGISTERED = "unregistered"
-    """A broker said goodbye."""
+    """A broker sent UNREGISTER_BROKER, as on shutdown."""
     CONNECTION_CLOSED = "connection_closed"
     LEASE_EXPIRED = "lease_expired"
     NOT_CONFIRMED = "not_confirmed"
-    """Restored after a restart, and not heard from since."""
+    """The broker was restored after a restart and sent nothing before its lease expired."""
     ADDRESS_REPLACED = "address_replaced"
     """Another address registered under the same id, or the same address under another name."""
     TOPIC_REGISTERED = "topic_registered"
-    """A single topic was announced outside a registration."""
+    """By REGISTER_TOPIC_IN_NAMESRV: one topic, outside a registration."""
     TOPIC_DELETED = "topic_deleted"
     WRITES_FORBIDDEN = "writes_forbidden"
     WRITES_RESTORED = "writes_restored"
     GROUP_GONE = "group_gone"
     """The last broker of the group left."""
     RESTORED = "restored"
-    """Known from before a restart of the name server."""
+    """From the snapshot, at the start of the name server."""
     HEARTBEAT = "heartbeat"
-    """A broker's sign of life that says nothing of what it serves."""
+    """By a heartbeat or another request without topics."""
     MASS_EXPIRY = "mass_expiry"
-    """More leases would have ended at once than the operator finds credible."""
+    """More leases expired at once than `massExpiryPercent` allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerJoined:
-    """A broker is in the table that was not there before."""
+    """A broker was added."""
 
     cluster: str
     broker_name: str
@@ -52,13 +51,13 @@ class BrokerJoined:
     ha_address: str | None
     version: DataVersion
     lease_s: float
-    holder: int
+    connection: int
     cause: Cause = Cause.REGISTERED
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerLeft:
-    """A broker is gone from the table, and the filter servers beside it."""
+    """A broker was removed, with its filter servers."""
 
     cluster: str
     broker_name: str
@@ -66,15 +65,15 @@ class BrokerLeft:
     address: str
     cause: Cause
     version: DataVersion
-    holder: int
-    """Who held the lease; when it expired, the caller may close that connection."""
-    holder_is_idle: bool
-    """No other broker is left that speaks through the same holder."""
+    connection: int
+    """Number of the connection that it registered on; if the lease expired, the caller may close it."""
+    connection_is_unused: bool
+    """No other broker is registered on this connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerChanged:
-    """A broker stayed and is known by another id, replication address or table version."""
+    """A registered broker has another id, replication address or table version."""
 
     cluster: str
     broker_name: str
@@ -90,20 +89,20 @@ class BrokerChanged:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfirmed:
-    """A broker that was restored after a restart has been heard from. No route is another one by it."""
+    """A restored broker sent its first request since the restart. No route changes."""
 
     cluster: str
     broker_name: str
     broker_id: int
     address: str
     version: DataVersion
-    holder: int
+    connection: int
     cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseHeld:
-    """A broker's lease ran out, and it is believed once more for as long. No route is another one by it."""
+    """A broker's expired lease was extended once. No route changes."""
 
     cluster: str
     broker_name: str
@@ -116,15 +115,15 @@ class LeaseHeld:
 
 @dataclass(frozen=True, slots=True)
 class GroupChanged:
-    """What holds for a whole broker group changed. A new group starts from no cluster (None).
+    """Cluster, zone or acting master flag of a broker group changed. A new group had no cluster (None).
 
-    Its brokers, topics and mappings move with a group to another cluster.
+    A group moves to another cluster with its brokers, topics and mappings.
     """
 
     broker_name: str
     cluster_before: str | None
     cluster_after: str | None
-    """None: the group is gone."""
+    """None: the group was removed."""
     acting_master_before: bool
     acting_master_after: bool
     zone_before: str | None
@@ -134,13 +133,13 @@ class GroupChanged:
 
 @dataclass(frozen=True, slots=True)
 class TopicsChanged:
-    """Queues of one broker group changed. Settings are as the broker gave them; see `WritesChanged` for the rest."""
+    """Queues of one broker group changed. Settings are as registered; `WritesChanged` has operators' changes."""
 
     cluster: str
     broker_name: str
     cause: Cause
     version: DataVersion | None
-    """The version of the table that brought it, where one did."""
+    """Version of the registered table; None for other causes."""
     added: Mapping[str, QueueSettings]
     changed: Mapping[str, tuple[QueueSettings, QueueSettings]]
     """Topic to its settings before and after."""
@@ -149,25 +148,25 @@ class TopicsChanged:
 
 @dataclass(frozen=True, slots=True)
 class WritesChanged:
-    """An operator took write permission from topics of a group, or it came back.
+    """An operator forbade writes to topics of a group, or they were restored.
 
-    Only topics that their broker lets clients write are named, for the others nothing changes. That a group with an
-    acting master cannot be written while it has no master is not told here: it follows from who is in the group. A
-    topic whose settings change, or that is removed, is no longer forbidden.
+    Only topics that their broker registered as writable are named. A group with an acting master is read-only while it
+    has no master; that follows from its members and is not an event. A topic whose settings change, or that is removed,
+    is no longer forbidden.
     """
 
     cluster: str
     broker_name: str
     cause: Cause
     forbidden: frozenset[str]
-    """Topics that lost it now."""
+    """Topics that became read-only."""
     restored: frozenset[str]
-    """Topics that have it again."""
+    """Topics that are writable again."""
 
 
 @dataclass(frozen=True, slots=True)
 class MappingsChanged:
-    """A broker group's parts of static topics changed."""
+    """A broker group's mappings of static topics changed."""
 
     cluster: str
     broker_name: str
@@ -178,7 +177,7 @@ class MappingsChanged:
 
 @dataclass(frozen=True, slots=True)
 class FilterServersChanged:
-    """The filter servers beside one broker changed."""
+    """The filter servers of one broker changed."""
 
     cluster: str
     broker_name: str
@@ -190,7 +189,7 @@ class FilterServersChanged:
 
 @dataclass(frozen=True, slots=True)
 class SmallestIdChanged:
-    """Another broker now has the smallest id of its group. The others of the group may want to hear of it."""
+    """The smallest broker id of a group changed. Its brokers may be notified."""
 
     cluster: str
     broker_name: str
@@ -201,9 +200,9 @@ class SmallestIdChanged:
     others: tuple[str, ...]
     """Addresses of the group's other brokers."""
     offline_address: str | None
-    """The broker that had the smallest id and left."""
+    """Address of the broker that had the smallest id and left."""
     ha_address: str | None
-    """The replication address of a newcomer."""
+    """The replication address of a new broker with the smallest id."""
 
 
 RouteEvent = (
@@ -219,3 +218,17 @@ RouteEvent = (
     | FilterServersChanged
     | SmallestIdChanged
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationOutcome:
+    """Events of a registration, and the fields of its response."""
+
+    events: tuple[RouteEvent, ...] = ()
+    superseded: bool = False
+    """A broker of a newer epoch has this id: nothing was changed, and the response has no fields."""
+    overtaken: bool = False
+    """A newer registration was applied before: only the lease was renewed."""
+    master_address: str | None = None
+    master_ha_address: str | None = None
+    """Set for a slave whose master is alive."""

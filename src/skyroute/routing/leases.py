@@ -1,67 +1,67 @@
-"""Which brokers we believe to be alive, through whom they speak, and until when."""
+"""The leases of registered brokers, by address and by connection."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from skyroute.routing.groups import Member
+from skyroute.routing.group_state import GroupMember
 from skyroute.routing.topology import BrokerKey
 
-NOBODY: Final = -1
-"""The holder of brokers that were restored and have not been heard from: no connection has this number."""
+NO_CONNECTION: Final = -1
+"""Connection of restored brokers that have not sent anything yet; no real connection has this number."""
 
 
 class Leases:
-    """Every broker of the table, found by its address or by its holder.
+    """Every registered broker, by address and by connection.
 
-    One holder may speak for many brokers, as a container of brokers shares one connection. Expiry is a scan: twenty
-    thousand leases take a millisecond, and a heap would have to be mended by every heartbeat.
+    A broker container registers many brokers on one connection. Expiry is a scan: twenty thousand leases take a
+    millisecond, and a heap would have to be updated by every heartbeat.
     """
 
     def __init__(self) -> None:
-        self._by_key: dict[BrokerKey, Member] = {}
-        self._by_holder: dict[int, dict[Member, None]] = {}
+        self._by_key: dict[BrokerKey, GroupMember] = {}
+        self._by_connection: dict[int, dict[GroupMember, None]] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[GroupMember]:
         return iter(self._by_key.values())
 
     def __contains__(self, key: BrokerKey) -> bool:
         return key in self._by_key
 
     @property
-    def holder_count(self) -> int:
-        return len(self._by_holder)
+    def connection_count(self) -> int:
+        return len(self._by_connection)
 
-    def find(self, key: BrokerKey) -> Member | None:
+    def find(self, key: BrokerKey) -> GroupMember | None:
         return self._by_key.get(key)
 
     @property
     def unconfirmed_count(self) -> int:
-        """How many restored brokers have not been heard from yet."""
-        return len(self._by_holder.get(NOBODY, ()))
+        """Number of restored brokers that have not sent anything yet."""
+        return len(self._by_connection.get(NO_CONNECTION, ()))
 
-    def held_by(self, holder: int) -> Iterable[Member]:
-        return self._by_holder.get(holder, ())
+    def on_connection(self, connection: int) -> Iterable[GroupMember]:
+        return self._by_connection.get(connection, ())
 
-    def expired(self, now: float) -> list[Member]:
+    def expired(self, now: float) -> list[GroupMember]:
         return [member for member in self._by_key.values() if member.expires_at < now]
 
-    def add(self, member: Member) -> None:
+    def add(self, member: GroupMember) -> None:
         self._by_key[member.key] = member
-        self._by_holder.setdefault(member.holder, {})[member] = None
+        self._by_connection.setdefault(member.connection, {})[member] = None
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: GroupMember) -> None:
         del self._by_key[member.key]
-        held = self._by_holder[member.holder]
+        held = self._by_connection[member.connection]
         del held[member]
         if not held:
-            del self._by_holder[member.holder]
+            del self._by_connection[member.connection]
 
-    def hand_over(self, member: Member, holder: int) -> None:
-        """Let a broker speak through another holder; the old one no longer ends it."""
-        if member.holder != holder:
+    def change_connection(self, member: GroupMember, connection: int) -> None:
+        """Move a broker to another connection: closing the old one no longer removes it."""
+        if member.connection != connection:
             self.remove(member)
-            member.holder = holder
+            member.connection = connection
             self.add(member)

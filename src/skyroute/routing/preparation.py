@@ -7,23 +7,23 @@ and these are compared again.
 from collections.abc import Collection, Iterable
 from sys import intern
 
-from skyroute.routing.claims import Claim
-from skyroute.routing.groups import Group, QueueDelta
-from skyroute.routing.held_bytes import topic_bytes
+from skyroute.routing.group_state import GroupState, QueueDelta
+from skyroute.routing.memory_estimate import topic_bytes
+from skyroute.routing.registration_check import RegistrationCheck
 from skyroute.routing.topology import QueueSettings
 
 
 class Preparation:
     """What a registration changes in its group, and the group's queues as they will be."""
 
-    def __init__(self, claim: Claim, known: Group | None, *, delete_missing: bool) -> None:
-        self.registration = claim.registration
-        self.table = claim.table
+    def __init__(self, check: RegistrationCheck, known: GroupState | None, *, delete_missing: bool) -> None:
+        self.registration = check.registration
+        self.table = check.table
         self._known = known
         self._known_queues: dict[str, QueueSettings] = {} if known is None else known.queues
         self._replacements = 0 if known is None else known.replacements
-        self._whole = claim.is_whole
-        self.removes_missing = delete_missing and not claim.table.mappings
+        self._whole = check.replaces_topics
+        self.removes_missing = delete_missing and not check.table.mappings
         self.queues = dict(self._known_queues)
         """The group's queues after the registration."""
         self.added: dict[str, QueueSettings] = {}
@@ -47,25 +47,25 @@ class Preparation:
         """Approximate growth of the table by topics, in bytes."""
         return self._growth_bytes
 
-    def fits(self, claim: Claim, known: Group | None) -> bool:
-        """Whether this is what the registration changes now, once `edited` topics have been compared again."""
+    def fits(self, check: RegistrationCheck, known: GroupState | None) -> bool:
+        """Whether the preparation is still valid once `edited` topics have been compared again."""
         return (
             known is self._known
             and (known is None or known.replacements == self._replacements)
-            and claim.speaks_for_group
-            and claim.is_whole == self._whole
+            and check.defines_topics
+            and check.replaces_topics == self._whole
         )
 
     def compare(self, topics: Collection[str]) -> list[str]:
         """Compare topics of the registration; return those that are new to the group."""
-        known, said = self._known_queues, self.table.topics
-        # Every group has its own copy of every name: keep one object of each. Decoding did so for the settings.
-        added = {intern(topic): said[topic] for topic in topics if topic not in known}
+        known, sent = self._known_queues, self.table.topics
+        # Each registration has its own copies of names: keep one object of each. Decoding did so for settings.
+        added = {intern(topic): sent[topic] for topic in topics if topic not in known}
         self.queues |= added
         self.added |= added
         self._growth_bytes += topic_bytes(added)
         if self._whole and len(added) < len(topics):
-            both = ((topic, known[topic], said[topic]) for topic in topics if topic in known)
+            both = ((topic, known[topic], sent[topic]) for topic in topics if topic in known)
             changed = {topic: (before, after) for topic, before, after in both if before != after}
             self.queues.update((topic, after) for topic, (_, after) in changed.items())
             self.changed |= changed
@@ -73,8 +73,8 @@ class Preparation:
 
     def compare_missing(self, topics: Iterable[str]) -> None:
         """Compare topics of the group; those that the registration does not name are removed."""
-        known, said = self._known_queues, self.table.topics
-        removed = {topic: known[topic] for topic in topics if topic not in said and topic in known}
+        known, sent = self._known_queues, self.table.topics
+        removed = {topic: known[topic] for topic in topics if topic not in sent and topic in known}
         for topic in removed:
             del self.queues[topic]
         self.removed |= removed
@@ -97,8 +97,8 @@ class Preparation:
             self.compare_missing(topics)
         return self.compare([topic for topic in topics if topic in self.table.topics])
 
-    def delta(self, group: Group) -> QueueDelta:
-        """What the registration changes in its group."""
+    def delta(self, group: GroupState) -> QueueDelta:
+        """Return what the registration changes in its group."""
         restored = group.restored_by(self.table, whole=self._whole)
         mappings = group.remapped_by(self.table, self.removed, whole=self._whole)
         return QueueDelta(self.added, self.changed, self.removed, restored, mappings, self._growth_bytes)

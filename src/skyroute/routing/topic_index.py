@@ -6,8 +6,8 @@ from collections.abc import Iterable, KeysView
 class TopicIndex:
     """Topic to the names of its groups, in the order in which they began to serve it.
 
-    Topics that one registration brings, and that the same groups served before, share one tuple: forty thousand topics
-    on eight groups cost little more than the dictionary that holds them.
+    Topics of one registration that the same groups serve share one tuple: forty thousand topics on eight groups cost
+    little more than the dictionary.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class TopicIndex:
         return self._names.get(topic, ())
 
     def add(self, topics: Iterable[str], broker_name: str) -> None:
-        """List a group under topics, as their last one if it was listed there already."""
+        """List a group as the last one of topics; an earlier entry is removed."""
         self.edits += 1
         names = self._names
         grown: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -34,12 +34,12 @@ class TopicIndex:
         after: tuple[str, ...] = ()
         for topic in topics:
             before = names.get(topic, ())
-            if before is not last:  # neighbours mostly share one, and a lookup in `grown` costs as much as the rest
+            if before is not last:  # neighbours mostly share a tuple, and a lookup in `grown` doubles the cost
                 last, after = before, grown.setdefault(before, (*_without(before, broker_name), broker_name))
             names[topic] = after
 
     def remove(self, topics: Iterable[str], broker_name: str) -> None:
-        """Strike a group from topics; a topic without groups is gone."""
+        """Remove a group from topics, and topics that no group serves."""
         self.edits += 1
         names = self._names
         shrunk: dict[tuple[str, ...], tuple[str, ...]] = {}

@@ -1,4 +1,4 @@
-"""The values a route is made of. None of them can change once made."""
+"""The immutable values of a route."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ ROUTE_QUEUES_MAX: Final = 262_144
 
 
 class Permission(IntFlag):
-    """What clients may do with a queue. Brokers may send bits we do not know: keep them."""
+    """What clients may do with a queue. Unknown bits from brokers are kept."""
 
     INHERIT = 1
     WRITE = 2
@@ -23,14 +23,14 @@ class Permission(IntFlag):
 
 
 class TopicFlag(IntFlag):
-    """Marks of a topic that only the unit lists look at."""
+    """Flags of a topic that only the lists of unit topics use."""
 
     UNIT = 1
     UNIT_SUBSCRIPTION = 2
 
 
 class QueueSettings(NamedTuple):
-    """What one broker group says of its queues of one topic.
+    """The queues of one topic on one broker group.
 
     A named tuple, not a dataclass: a heartbeat compares ten thousand of them.
     """
@@ -45,7 +45,7 @@ class QueueSettings(NamedTuple):
         return 0 <= self.read_queues <= QUEUES_MAX and 0 <= self.write_queues <= QUEUES_MAX
 
     def read_only(self) -> "QueueSettings":
-        # In plain numbers: the complement of a flag may lack the bits we do not know.
+        # As int: the complement of an IntFlag may lack unknown bits.
         return self._replace(permission=self.permission & ~int(Permission.WRITE))
 
 
@@ -58,7 +58,7 @@ class BrokerKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StaticMapping:
-    """Which physical queues of one broker group stand behind a static topic's logical queues."""
+    """A static topic's logical queues on one broker group, mapped to physical queues."""
 
     topic: str
     broker_name: str
@@ -72,13 +72,13 @@ class StaticMapping:
 
 @dataclass(frozen=True, slots=True)
 class BrokerGroup:
-    """Brokers of one name: a master and its slaves, by id."""
+    """Brokers of one name: a master and its slaves, by broker id."""
 
     name: str
     cluster: str
     addresses: Mapping[int, str]
     acting_master: bool = False
-    """The group's slaves may act for a lost master."""
+    """The slave with the smallest id may act for a missing master."""
     zone: str | None = None
 
 
@@ -97,15 +97,15 @@ class TopicRoute:
     groups: tuple[BrokerGroup, ...]
     queues: tuple[BrokerQueues, ...]
     filter_servers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Broker address to the filter servers that run beside it."""
+    """Broker address to its filter servers."""
     mappings: Mapping[str, StaticMapping] = field(default_factory=dict)
-    """Broker name to its part of a static topic."""
+    """Broker name to its mapping of a static topic."""
     order_config: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Every group and every cluster at one instant."""
+    """All broker groups and clusters at one instant."""
 
     groups: tuple[BrokerGroup, ...]
     clusters: Mapping[str, tuple[str, ...]]

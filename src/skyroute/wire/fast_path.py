@@ -60,8 +60,10 @@ def response_pieces(response: Response, request_id: int, form: int) -> Sequence[
         return response_head(response, request_id, form), response.body
     if not response.header:
         return response_head(response, request_id, form), response.body, *response.more
-    header = b'%b,"opaque":%d}' % (response.header, request_id)
-    return _TWO_WORDS.pack(4 + len(header) + response.body_bytes, len(header)) + header, response.body, *response.more
+    header, body = b'%b,"opaque":%d}' % (response.header, request_id), response.body
+    if not response.more:  # the receipt of a send
+        return _TWO_WORDS.pack(4 + len(header) + len(body), len(header)) + header, body
+    return _TWO_WORDS.pack(4 + len(header) + response.body_bytes, len(header)) + header, body, *response.more
 
 
 def request_header_start(code: int, fields: dict[str, str]) -> bytes:

@@ -1,4 +1,4 @@
-"""Requests of producers and consumers as they are on the wire, on the independent codec of `tests.support.raw`."""
+"""Raw requests of producers and consumers, encoded by the independent codec of `tests.support.raw`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def send(
     version: int = VERSION_5,
     **fields: Any,
 ) -> Request:
-    """A send; `fields` are those of the short form, by their letters."""
+    """A send; `fields` have the one-letter names of the short form (310)."""
     values = {
         **{"a": "p", "b": topic, "c": "TBW102", "d": "4", "e": str(queue_id), "f": "0", "g": str(BORN_MS), "h": "0"},
         "i": properties if isinstance(properties, str) else properties_text(properties),
@@ -49,7 +49,7 @@ def send(
 
 
 def batch_body(items: Iterable[tuple[bytes, str]]) -> bytes:
-    """Bodies and properties as a batch has them."""
+    """The body of a batch with these bodies and properties."""
     out = b""
     for body, text in items:
         raw = text.encode()
@@ -74,7 +74,7 @@ def pull(
     kind: str = "TAG",
     **more: str,
 ) -> Request:
-    """A pull that says itself what it wants, and does not wait."""
+    """A pull with its own subscription and without the suspend flag."""
     return Request(
         code,
         {
@@ -102,7 +102,7 @@ def heartbeat(group: str = "g", topic: str = "T", expression: str = "*", *, vers
 
 
 def java_hash(text: str) -> int:
-    """What Java's `String.hashCode` gives for a text of ASCII."""
+    """The result of Java's `String.hashCode` for ASCII text."""
     value = 0
     for char in text:
         value = (value * 31 + ord(char)) & 0xFFFFFFFF
@@ -110,7 +110,7 @@ def java_hash(text: str) -> int:
 
 
 def found(answer: Command) -> list[StoredMessage]:
-    """The messages of a pull's answer."""
+    """The messages of a pull response."""
     return list(decode_records(answer.body, check_crc=True))
 
 
@@ -119,6 +119,6 @@ def found_bodies(answer: Command) -> list[bytes]:
 
 
 def place(answer: Command) -> Sequence[int]:
-    """What a pull's answer says of offsets: the next, the least, the end, and whom to ask."""
+    """Next, min and max offset and the suggested broker id of a pull response."""
     names = ("nextBeginOffset", "minOffset", "maxOffset", "suggestWhichBrokerId")
     return [int(answer.fields[name]) for name in names]

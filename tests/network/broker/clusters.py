@@ -1,4 +1,4 @@
-"""A name server of ours and as many brokers as a test wants, in the test's own loop."""
+"""A name server and any number of brokers, in the test's event loop."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from skyroute.message.message import Message
 from skyroute.wire.calls.topics import TopicConfig
 from tests.network.client.consumers import HURRIED
 from tests.support.clock import ManualClock
-from tests.support.disks import HastyDisk, bodies
-from tests.support.lines import AsyncLine, line_to
+from tests.support.connections import AsyncConnection, connection_to
+from tests.support.disks import NoSyncDisk, bodies
 from tests.support.raw import Form
 from tests.support.servers import Running, running
 
 
 @dataclass
 class Cluster:
-    """A name server and its brokers. Whatever a test opens through it is closed at the end."""
+    """A name server and its brokers. Closes everything that a test opens through it."""
 
     name_server: Running
     folder: Path
     clock: ManualClock = field(default_factory=ManualClock)
     brokers: list[Broker] = field(default_factory=list)
-    """Those that run, the newest last."""
+    """Running brokers, the newest last."""
     _ends: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     @property
     def broker(self) -> Broker:
-        """The one broker, or the newest."""
+        """The newest broker."""
         return self.brokers[-1]
 
     @property
@@ -50,7 +50,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------------------- brokers
 
     def config(self, name: str = "broker-a", **settings: Any) -> BrokerConfig:
-        """Settings of a broker whose files are small, and lie where the last one of this name had them."""
+        """Settings with small files; brokers of one name share a folder."""
         values: dict[str, Any] = {
             "broker_name": name,
             "advertised_host": "127.0.0.1",
@@ -70,13 +70,13 @@ class Cluster:
         self, name: str = "broker-a", *, clock: Clock | None = None, disk: Disk | None = None, **settings: Any
     ) -> Broker:
         """Start a broker, by default with the cluster's own clock."""
-        broker = Broker(self.config(name, **settings), clock=clock or self.clock, disk=disk or HastyDisk())
+        broker = Broker(self.config(name, **settings), clock=clock or self.clock, disk=disk or NoSyncDisk())
         await broker.start()
         self.brokers.append(broker)
         return broker
 
     async def start_live(self, **settings: Any) -> Broker:
-        """Start a broker by whose clock time passes."""
+        """Start a broker with the system clock."""
         return await self.start(clock=SystemClock(), **settings)
 
     async def stop(self, broker: Broker | None = None) -> None:
@@ -90,7 +90,7 @@ class Cluster:
         await broker.kill()
 
     async def add_topic(self, name: str = "T", queues: int = 1, **more: Any) -> None:
-        """Create a topic at the newest broker, and make it known."""
+        """Create a topic on the newest broker, and register it."""
         topic = TopicConfig(name, queues, queues, **more)
         self.broker.components.topics.put(topic)
         await self.broker.components.topics.table_file.save()
@@ -100,14 +100,14 @@ class Cluster:
         return topic in self.name_server.server.table.topics
 
     def stored(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-        """The bodies of a queue."""
+        """The message bodies of a queue."""
         return bodies(self.broker.components.store, topic, queue_id)
 
     # ------------------------------------------------------------------------------------------------------- clients
 
-    async def line(self, *, form: Form = "json", address: str = "", **options: Any) -> AsyncLine:
+    async def line(self, *, form: Form = "json", address: str = "", **options: Any) -> AsyncConnection:
         """A connection to the newest broker, for raw commands."""
-        return await self._ends.enter_async_context(line_to(address or self.broker.address, form=form, **options))
+        return await self._ends.enter_async_context(connection_to(address or self.broker.address, form=form, **options))
 
     async def session(self) -> Session:
         return await self._ends.enter_async_context(Session(self.name_server.address, heartbeat_interval_s=1000))
@@ -116,7 +116,7 @@ class Cluster:
         return await self._ends.enter_async_context(Admin(self.name_server.address))
 
     def consumer(self, group: str = "g", **settings: Any) -> Consumer:
-        """A consumer that begins with the oldest message and is in a hurry."""
+        """A consumer that starts at the oldest message and polls at short intervals."""
         return Consumer(group, self.name_server.address, start=StartPosition.FIRST, intervals=HURRIED, **settings)
 
     def producer(self) -> Producer:
@@ -135,7 +135,7 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster_in(folder: Path) -> AsyncIterator[Cluster]:
-    """A cluster whose brokers are still to be started."""
+    """A cluster without brokers."""
     async with running(folder) as name_server:
         cluster = Cluster(name_server, folder)
         try:

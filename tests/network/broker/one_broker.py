@@ -1,4 +1,4 @@
-"""A name server and one broker, whose clock stands still, and which can be killed and started again."""
+"""A name server and one broker with a manual clock, which can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class OneBroker:
         await self.broker.components.registrar.announce([topic])
 
     async def restart(self, *, by_force: bool = False) -> None:
-        """Stop the broker, or kill it, and start another one on what it left, at the same port."""
+        """Stop or kill the broker, and start another with its store and port."""
         port = self.broker.config.listen_port
         await (self.broker.kill() if by_force else self.broker.stop())
         self.broker = self._broker()

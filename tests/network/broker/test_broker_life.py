@@ -1,4 +1,4 @@
-"""A broker's life: its start and what may stand in its way, its end by will and by force, and what outlives it."""
+"""Start, stop, kill and restart of a broker, and the data that survives each."""
 
 import asyncio
 import json
@@ -20,16 +20,17 @@ from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, found_bodies, heartbeat, place, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.network.certificates import Files, client_of
-from tests.support.disks import FillingDisk, FullDisk, HastyDisk, StuckDisk
-from tests.support.lines import AsyncLine, eventually, line_to, until
+from tests.support.connections import AsyncConnection, connection_to
+from tests.support.disks import BlockingDisk, FillingDisk, FullDisk, NoSyncDisk
 from tests.support.raw import ClosedError
+from tests.support.waiting import eventually
 
 STOP_S = 4.0
-"""A stop that waits for nobody ends well within it, also on a busy machine."""
+"""Time limit of a stop that waits for no client, also on a busy machine."""
 
 
 def free_pair() -> int:
-    """A port that is free, and whose second neighbour below is free too."""
+    """A free port whose fast port (two below) is free as well."""
     while True:
         with socket.socket() as upper, socket.socket() as lower:
             upper.bind(("127.0.0.1", 0))
@@ -60,7 +61,7 @@ async def test_acknowledged_messages_survive_a_broker_restart(
     group = {"groupName": "g", "retryMaxTimes": 7, "consumeEnable": True}
     assert (await line.call(200, body=json.dumps(group).encode())).code == ResponseCode.SUCCESS
     order = {"topic": "Made", "group": "g", "timestamp": "-1", "isForce": "true"}
-    assert (await line.call(222, order)).code == ResponseCode.SUCCESS  # an offset that is saved before it is answered
+    assert (await line.call(222, order)).code == ResponseCode.SUCCESS  # a reset is saved before the response
     await (cluster.kill() if by_force else cluster.stop())
     broker = await cluster.start(flush_disk_type=flush)
     components = broker.components
@@ -149,7 +150,7 @@ async def test_a_damaged_file_is_named_in_the_error_and_not_changed(
     assert (folder / f"{name}.json.bak").read_bytes() == damage
     for path in (folder / f"{name}.json", folder / f"{name}.json.bak"):
         path.unlink(missing_ok=True)
-    await cluster.start()  # nothing of the failed attempt holds the lock or the port
+    await cluster.start()  # the failed start released the lock and the port
 
 
 async def test_a_damaged_file_is_restored_from_its_backup(cluster: Cluster) -> None:
@@ -260,14 +261,14 @@ async def test_new_certificates_are_loaded_without_a_restart(empty_cluster: Clus
 
     async def serves(authority: trustme.CA) -> bool:
         try:
-            async with line_to(empty_cluster.broker.address, tls=client_of(authority)) as line:
+            async with connection_to(empty_cluster.broker.address, tls=client_of(authority)) as line:
                 return (await line.call(heartbeat())).code == ResponseCode.SUCCESS
         except ssl.SSLError:
             return False
 
     assert [await serves(first), await serves(second)] == [True, False]
     files.renew(second)
-    await until(lambda: serves(second))
+    await eventually(lambda: serves(second))
 
 
 # ------------------------------------------------------------------------------------------------------- a second port
@@ -334,22 +335,22 @@ async def test_messages_accepted_before_a_stop_are_stored(cluster: Cluster) -> N
     assert len(stored) > answered
 
 
-async def _answered(line: AsyncLine) -> int:
+async def _answered(line: AsyncConnection) -> int:
     await line.until_closed()
     return sum(1 for stray in line.strays if stray.is_reply and stray.code == ResponseCode.SUCCESS)
 
 
 async def test_sends_that_wait_for_a_flush_get_a_response_before_a_stop_ends(empty_cluster: Cluster) -> None:
-    cluster, disk = empty_cluster, StuckDisk()
+    cluster, disk = empty_cluster, BlockingDisk()
     broker = await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH")
     await cluster.add_topic("T")
     line = await cluster.line()
-    disk.stick()
+    disk.block()
     sent = await line.send(send(body=b"1"))
     await eventually(lambda: broker.components.store.max_position > 0)
     stopping = asyncio.ensure_future(cluster.stop())
     await eventually(lambda: not cluster.has_route("T"))
-    disk.move()
+    disk.unblock()
     async with asyncio.timeout(STOP_S):
         await stopping
     assert (await line.answer(sent)).code == ResponseCode.SUCCESS
@@ -386,11 +387,11 @@ async def test_a_restarted_broker_keeps_its_routes_and_a_stopped_one_loses_them(
     assert not cluster.has_route("T")
 
 
-class SlowJson(HastyDisk):
-    """Lets the first table that is replaced wait until it is told to go on."""
+class SlowJson(NoSyncDisk):
+    """Blocks the first replacement of a table until the test releases it."""
 
     def __init__(self) -> None:
-        self.stuck = StuckDisk()
+        self.stuck = BlockingDisk()
         self.replaced: list[str] = []
 
     def replace(self, source: Path, target: Path) -> None:
@@ -405,14 +406,14 @@ async def test_a_late_write_of_a_table_does_not_overwrite_a_newer_one(empty_clus
     cluster, disk = empty_cluster, SlowJson()
     broker = await cluster.start(disk=disk)
     offsets = broker.components.offsets
-    disk.stuck.stick()
+    disk.stuck.block()
     offsets.commit("g", "T", 0, 1)
     saving = asyncio.ensure_future(offsets.table_file.save())
     await eventually((cluster.folder / "broker-a" / "config" / "consumerOffset.json.tmp").exists)
     offsets.commit("g", "T", 0, 2)
     ending = asyncio.ensure_future(cluster.kill() if by_force else cluster.stop())
     await eventually(lambda: broker._components is None)
-    disk.stuck.move()
+    disk.stuck.unblock()
     await ending
     await saving
     contents = [text.partition('"offsetTable":')[2] for text in disk.replaced]
@@ -422,7 +423,7 @@ async def test_a_late_write_of_a_table_does_not_overwrite_a_newer_one(empty_clus
 
 
 async def test_a_table_that_cannot_be_saved_does_not_stop_the_others(cluster: Cluster) -> None:
-    class NoTopics(HastyDisk):
+    class NoTopics(NoSyncDisk):
         def replace(self, source: Path, target: Path) -> None:
             if target.name == "topics.json":
                 raise StorageError("not this one")
@@ -487,7 +488,7 @@ async def test_a_full_disk_refuses_messages_until_space_is_freed(empty_cluster: 
     assert (await _pulled(line))[-1] == b"room"
 
 
-async def _pulled(line: AsyncLine) -> list[bytes]:
+async def _pulled(line: AsyncConnection) -> list[bytes]:
     return found_bodies(await line.call(pull(count=100, maxMsgBytes=str(1 << 22))))
 
 

@@ -1,4 +1,4 @@
-"""What a broker tells those who watch it, under Apache's names, and when it says that it is ready."""
+"""Metrics of a broker under Apache's names, and its readiness."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.support.apache import free_port
-from tests.support.disks import HastyDisk
-from tests.support.lines import eventually
+from tests.support.disks import NoSyncDisk
 from tests.support.raw import Request, encode
 from tests.support.scraping import listed, page, scrape, told
 from tests.support.servers import running
+from tests.support.waiting import eventually
 
 OWN = frozenset({"cluster", "node_type", "node_id"})
 
@@ -34,7 +34,7 @@ def pages_of(cluster: Cluster) -> str:
 
 @pytest.fixture
 async def watched(empty_cluster: Cluster) -> Cluster:
-    """A broker that tells how it is, with one topic of two queues."""
+    """A broker with metrics and one topic of two queues."""
     await empty_cluster.start(metrics_port=free_port())
     await empty_cluster.add_topic(queues=2)
     return empty_cluster
@@ -104,7 +104,7 @@ async def test_transactions_timers_and_dead_letters_are_counted(watched: Cluster
     assert (await line.call(36, fields)).code == ResponseCode.SUCCESS
     transactions = watched.broker.components.transactions
     await eventually(lambda: transactions.committed + transactions.rolled_back == 3)
-    await transactions.send_checks()  # it looks for those that are open
+    await transactions.send_checks()  # scans for open transactions
     seen = await scrape(pages_of(watched))
     assert seen("rocketmq_commit_messages_total") == 2
     assert seen("rocketmq_rollback_messages_total") == 1
@@ -124,10 +124,10 @@ async def test_requests_are_counted_by_result(empty_cluster: Cluster, flush: str
     line = await empty_cluster.line()
     for _ in range(3):
         assert (await line.call(send())).code == ResponseCode.SUCCESS
-    await line.tell(send())
+    await line.send_oneway(send())
     assert (await line.call(send(body=b""))).code != ResponseCode.SUCCESS
     store = empty_cluster.broker.components.store
-    await eventually(lambda: store.max_offset("T", 0) == 4)  # under SYNC_FLUSH they show when the disk has them
+    await eventually(lambda: store.max_offset("T", 0) == 4)  # under SYNC_FLUSH readers see flushed messages only
     asked = await line.send(pull(offset=4, flag=SUBSCRIPTION | SUSPEND))
     long_polling = empty_cluster.broker.components.long_polling
     await eventually(lambda: len(long_polling) == 1)
@@ -161,7 +161,7 @@ async def test_requests_are_counted_by_result(empty_cluster: Cluster, flush: str
 async def test_connections_are_counted_by_known_language_and_version(watched: Cluster) -> None:
     line, other = await watched.line(), await watched.line()
     await line.call(heartbeat())
-    for number, language in enumerate((b"JAVA", b"LAVA", b"KAVA")):  # whoever makes up languages makes no labels
+    for number, language in enumerate((b"JAVA", b"LAVA", b"KAVA")):  # unknown languages get no labels of their own
         groups = {"clientID": "c", "consumerDataSet": [], "producerDataSet": [{"groupName": f"p{number}"}]}
         frame = encode(Request(34, body=json.dumps(groups).encode()), number)
         await other.write(frame.replace(b'"language":"JAVA"', b'"language":"%s"' % language))
@@ -207,7 +207,7 @@ async def test_a_broker_is_ready_once_it_is_registered(tmp_path: Path, empty_clu
         await registrar_heard(empty_cluster)
         assert await page(pages, "/readyz") == (200, "ready\n")
     await eventually(lambda: registrar.registered_with == 0)
-    assert (await page(pages, "/readyz"))[0] == 200  # clients that know it need no name server
+    assert (await page(pages, "/readyz"))[0] == 200  # clients with its route need no name server
     seen = await scrape(pages)
     assert (seen("skyroute_broker_name_servers"), seen("skyroute_broker_name_servers_registered")) == (1, 0)
 
@@ -224,7 +224,7 @@ async def test_a_broker_without_name_servers_is_not_ready(empty_cluster: Cluster
 
 
 async def test_a_broker_whose_disk_failed_is_not_ready(empty_cluster: Cluster, expects_errors: None) -> None:
-    class Dying(HastyDisk):
+    class Dying(NoSyncDisk):
         dead = False
 
         def sync(self, descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""Clients of a broker: groups that share queues, filters, locks, replies, and what happens when somebody goes."""
+"""Clients of a broker: rebalance, filters, queue locks, replies, and clients that leave."""
 
 from dataclasses import dataclass, field
 
@@ -25,7 +25,8 @@ from skyroute.wire.calls.clients import (
 from skyroute.wire.command import Request, Response
 from tests.network.broker.clusters import Cluster
 from tests.network.client.consumers import Inbox
-from tests.support.lines import WAIT_S, eventually
+from tests.support.connections import WAIT_S
+from tests.support.waiting import eventually
 from tests.unit.broker.clients import a_consumer
 
 RETRY = "%RETRY%g"
@@ -34,7 +35,7 @@ QUEUE = QueueRef("T", "broker-a", 0)
 
 @dataclass
 class Client:
-    """A session that says what it is told to, and notes which groups it hears of."""
+    """A session that sends given heartbeats, and records the groups of its notifications."""
 
     session: Session
     address: str
@@ -131,7 +132,7 @@ async def test_two_consumers_share_the_queues_of_a_topic(cluster: Cluster) -> No
         await cluster.send(*(Message("T", b"%d" % number) for number in range(40)))
         await eventually(lambda: len(inboxes[0].messages) + len(inboxes[1].messages) >= 40)
     assert sorted(int(body) for inbox in inboxes for body in inbox.bodies) == list(range(40))
-    assert cluster.broker.components.clients.consumers("g") is None  # both have said goodbye
+    assert cluster.broker.components.clients.consumers("g") is None  # both have unregistered
 
 
 # --------------------------------------------------------------------------------------------------- filters

@@ -1,4 +1,4 @@
-"""Messages that wait, come again, or end as dead letters, with a real broker and our own clients."""
+"""Delayed messages, retries and dead letters, with a real broker and our clients."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +12,7 @@ from skyroute.message.message import Message, StoredMessage
 from skyroute.message.reserved_topics import TIMER_TOPIC
 from tests.network.broker.clusters import Cluster
 from tests.network.client.consumers import Inbox
-from tests.support.lines import eventually
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ async def cluster(empty_cluster: Cluster) -> Cluster:
 
 
 async def start(cluster: Cluster, clock: Clock | None = None, **settings: Any) -> Broker:
-    """Start a broker, in place of the one that runs."""
+    """Replace the running broker by a new one."""
     if cluster.brokers:
         await cluster.stop()
     await cluster.start(clock=clock, **settings)
@@ -77,7 +77,7 @@ async def test_a_recalled_message_is_never_delivered(cluster: Cluster) -> None:
         assert recalled.recall_handle is not None
         await producer.recall("T", recalled.recall_handle)
         clock.advance(61)
-        # Who comes last wakes those who sleep by a clock that nobody watches.
+        # The last message wakes tasks that wait by the manual clock.
         await producer.send(Message("T", b"the last", deliver_after_s=0.001))
         clock.advance(2)
         assert (await inbox.until(1))[0] == b"kept"

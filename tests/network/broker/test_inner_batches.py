@@ -1,4 +1,4 @@
-"""Topics whose batches are stored whole (`queue.type=BatchCQ`)."""
+"""Batch topics (`queue.type=BatchCQ`), which store a batch as one record."""
 
 import pytest
 
@@ -11,8 +11,9 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import batch_body, found, pull, send
 from tests.network.broker.clusters import Cluster
+from tests.support.connections import AsyncConnection
 from tests.support.disks import read_all
-from tests.support.lines import AsyncLine, eventually
+from tests.support.waiting import eventually
 
 ITEMS = [(b"1", "UNIQ_KEY\x01A\x02"), (b"2", "UNIQ_KEY\x01B\x02TAGS\x01red\x02"), (b"3", "")]
 
@@ -23,7 +24,7 @@ async def cluster(cluster: Cluster) -> Cluster:
     return cluster
 
 
-async def test_an_empty_batch_queue_has_min_offset_minus_one(cluster: Cluster, line: AsyncLine) -> None:
+async def test_an_empty_batch_queue_has_min_offset_minus_one(cluster: Cluster, line: AsyncConnection) -> None:
     queue = {"topic": "T", "queueId": "0"}
     assert (await line.call(RequestCode.GET_MIN_OFFSET, queue)).fields["offset"] == "-1"
     assert (await line.call(RequestCode.GET_MAX_OFFSET, queue)).fields["offset"] == "0"
@@ -38,7 +39,7 @@ async def test_our_client_reads_an_empty_batch_queue_from_offset_zero(cluster: C
     assert await min_offset(await cluster.session(), QueueRef("T", "broker-a", 0)) == 0
 
 
-async def test_a_batch_is_one_record_found_by_each_of_its_offsets(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_batch_is_one_record_found_by_each_of_its_offsets(cluster: Cluster, line: AsyncConnection) -> None:
     body = batch_body(ITEMS)
     await line.call(send(body=b"0"))
     answer = await line.call(send(body=body, code=320, properties="UNIQ_KEY\x01WHOLE\x02"))
@@ -56,14 +57,16 @@ async def test_a_batch_is_one_record_found_by_each_of_its_offsets(cluster: Clust
     assert (await line.call(send(body=b"4"))).fields["queueOffset"] == "4"
 
 
-async def test_a_batch_without_a_unique_id_is_stored_as_single_messages(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_batch_without_a_unique_id_is_stored_as_single_messages(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     answer = await line.call(send(body=batch_body(ITEMS), code=320))
     assert answer.code == ResponseCode.SUCCESS
     assert "batchUniqId" not in answer.fields
     assert cluster.stored() == [b"1", b"2", b"3"]
 
 
-async def test_a_batch_too_large_for_one_record_is_refused(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_batch_too_large_for_one_record_is_refused(cluster: Cluster, line: AsyncConnection) -> None:
     many = batch_body([(b"x", "")] * 32_768)
     assert (
         await line.call(send(body=many, code=320, properties="UNIQ_KEY\x01M\x02"))

@@ -1,4 +1,4 @@
-"""What people ask a running broker, through our own client for administrators."""
+"""Message queries, settings and runtime info of a running broker, through our admin client."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -24,7 +24,7 @@ from skyroute.wire.command import Request
 from tests.network.broker.one_broker import OneBroker, one_broker
 from tests.network.client.consumers import Inbox
 from tests.network.cluster import register
-from tests.support.lines import line_to
+from tests.support.connections import connection_to
 from tests.support.raw import Registration, Topic
 
 
@@ -70,7 +70,7 @@ async def test_a_query_returns_matches_of_other_brokers_when_one_does_not_respon
 ) -> None:
     (sent,) = await send(place, Message("Orders", b"one", keys="red"))
     silent = Registration("DefaultCluster", "broker-b", "127.0.0.1:1", [Topic("Orders", 1, 1), Topic("broker-b")])
-    async with line_to(place.name_server.address) as line:
+    async with connection_to(place.name_server.address) as line:
         await register(line, silent)
         for found in (
             await admin.messages_by_key("Orders", "red"),
@@ -79,7 +79,7 @@ async def test_a_query_returns_matches_of_other_brokers_when_one_does_not_respon
             assert [message.body for message in found] == [b"one"]
         said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert len([line for line in said if "broker=127.0.0.1:1" in line]) == 2
-        # It may have what was asked for.
+        # The broker that failed may have matches.
         with pytest.raises(SomeFailedError, match="1 of 2 failed"):
             await admin.messages_by_key("Orders", "blue")
 

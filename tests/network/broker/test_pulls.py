@@ -1,4 +1,4 @@
-"""Pulls: what is given, what is refused, and what those who wait are told, and when."""
+"""Pulls: their messages and refusals, and the responses of suspended pulls."""
 
 from typing import Any
 
@@ -23,8 +23,9 @@ from tests.network.broker.calls import (
     send,
 )
 from tests.network.broker.clusters import Cluster
-from tests.support.lines import AsyncLine, eventually
+from tests.support.connections import AsyncConnection
 from tests.support.raw import Command, Form, Request
+from tests.support.waiting import eventually
 
 WAITING = SUSPEND | SUBSCRIPTION
 
@@ -35,8 +36,8 @@ async def cluster(cluster: Cluster) -> Cluster:
     return cluster
 
 
-async def fill(line: AsyncLine, *tags: str, topic: str = "T", queue_id: int = 0) -> None:
-    """Store messages with these tags, which are their bodies as well."""
+async def fill(line: AsyncConnection, *tags: str, topic: str = "T", queue_id: int = 0) -> None:
+    """Store messages with these tags; each body is its tag."""
     for tag in tags:
         properties = {"TAGS": tag, "length": str(len(tag))}
         assert (
@@ -44,8 +45,8 @@ async def fill(line: AsyncLine, *tags: str, topic: str = "T", queue_id: int = 0)
         ).code == ResponseCode.SUCCESS
 
 
-async def suspended_pull(cluster: Cluster, line: AsyncLine, request: Request) -> int:
-    """Have a pull wait; gives its number."""
+async def suspended_pull(cluster: Cluster, line: AsyncConnection, request: Request) -> int:
+    """Send a pull that is suspended; return its request id."""
     waiting = len(cluster.broker.components.long_polling)
     opaque = await line.send(request)
     await eventually(lambda: len(cluster.broker.components.long_polling) == waiting + 1)
@@ -84,7 +85,7 @@ async def test_messages_are_pulled_in_order(cluster: Cluster, code: int, form: F
     ],
 )
 async def test_a_pull_outside_the_queue_returns_where_to_continue(
-    cluster: Cluster, line: AsyncLine, offset: int, queue_id: int, code: int, remark: str, offsets: list[int]
+    cluster: Cluster, line: AsyncConnection, offset: int, queue_id: int, code: int, remark: str, offsets: list[int]
 ) -> None:
     await fill(line, "a", "b", "c")
     answer = await line.call(pull(offset=offset, queue_id=queue_id))
@@ -109,7 +110,7 @@ async def test_a_pull_skips_expired_messages(empty_cluster: Cluster) -> None:
     assert found_bodies(await line.call(pull(offset=start)))[-1] == b"young"
 
 
-async def test_an_offset_reset_is_reported_to_one_pull(cluster: Cluster, line: AsyncLine) -> None:
+async def test_an_offset_reset_is_reported_to_one_pull(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a", "b", "c")
     cluster.broker.components.offsets.reset("g", "T", 0, 1)
     answer = await line.call(pull(offset=3, flag=SUBSCRIPTION | COMMIT, commit=3))
@@ -206,7 +207,7 @@ def _forbid_conditions(cluster: Cluster) -> None:
     ],
 )
 async def test_invalid_pulls_are_refused(
-    cluster: Cluster, line: AsyncLine, forbid: Any, request_: Request, code: int, kind: str | None, text: str
+    cluster: Cluster, line: AsyncConnection, forbid: Any, request_: Request, code: int, kind: str | None, text: str
 ) -> None:
     if forbid is not None:
         forbid(cluster)
@@ -217,7 +218,7 @@ async def test_invalid_pulls_are_refused(
     assert answer.fields.get("forbiddenType") == kind
 
 
-async def test_a_pull_without_a_known_subscription_is_refused(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_pull_without_a_known_subscription_is_refused(cluster: Cluster, line: AsyncConnection) -> None:
     await line.call(heartbeat("g", "Other"))
     answer = await line.call(pull(flag=0))
     assert (answer.code, answer.remark) == (
@@ -233,7 +234,7 @@ async def test_a_pull_without_a_known_subscription_is_refused(cluster: Cluster, 
     assert (await line.call(pull(flag=0, version=5))).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_a_broadcast_pull_is_refused_where_it_is_forbidden(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_broadcast_pull_is_refused_where_it_is_forbidden(cluster: Cluster, line: AsyncConnection) -> None:
     cluster.broker.components.groups.put(GroupConfig("g", broadcast=False))
     await line.call(heartbeat(messageModel="BROADCASTING"))
     answer = await line.call(pull(flag=0))
@@ -241,7 +242,7 @@ async def test_a_broadcast_pull_is_refused_where_it_is_forbidden(cluster: Cluste
     assert (answer.code, answer.remark, answer.fields["forbiddenType"]) == (ResponseCode.NO_PERMISSION, text, "4")
 
 
-async def test_a_group_may_be_forbidden_to_read_one_topic(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_group_may_be_forbidden_to_read_one_topic(cluster: Cluster, line: AsyncConnection) -> None:
     await line.call(heartbeat())
     order = {"group": "g", "topic": "T", "readable": "false"}
     assert (await line.call(353, order)).code == ResponseCode.SUCCESS
@@ -253,7 +254,7 @@ async def test_a_group_may_be_forbidden_to_read_one_topic(cluster: Cluster, line
 @pytest.mark.parametrize(
     "missing", ["consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "suspendTimeoutMillis"]
 )
-async def test_the_refusal_names_a_missing_field(line: AsyncLine, missing: str) -> None:
+async def test_the_refusal_names_a_missing_field(line: AsyncConnection, missing: str) -> None:
     request = pull(flag=WAITING)
     fields = {name: value for name, value in request.fields.items() if name != missing}
     answer = await line.call(11, fields)
@@ -263,7 +264,7 @@ async def test_the_refusal_names_a_missing_field(line: AsyncLine, missing: str) 
 # ------------------------------------------------------------------------------------------------------------- filters
 
 
-async def test_a_pull_returns_only_messages_with_its_tags(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_pull_returns_only_messages_with_its_tags(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a", "b", "c", "a", "b")
     answer = await line.call(pull(expression="a || c"))
     assert (found_bodies(answer), place(answer)) == ([b"a", b"c", b"a"], [5, 0, 5, 0])
@@ -275,13 +276,15 @@ async def test_a_pull_returns_only_messages_with_its_tags(cluster: Cluster, line
     )
 
 
-async def test_messages_with_equal_tag_hashes_are_all_returned(cluster: Cluster, line: AsyncLine) -> None:
+async def test_messages_with_equal_tag_hashes_are_all_returned(cluster: Cluster, line: AsyncConnection) -> None:
     assert java_hash("Aa") == java_hash("BB")
     await fill(line, "Aa", "BB", "CC")
     assert found_bodies(await line.call(pull(expression="Aa"))) == [b"Aa", b"BB"]
 
 
-async def test_a_pull_returns_only_messages_that_its_sql_filter_accepts(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_pull_returns_only_messages_that_its_sql_filter_accepts(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     await fill(line, "a", "bb", "ccc")
     answer = await line.call(pull(expression="length >= 2 AND TAGS <> 'ccc'", kind="SQL92"))
     assert (found_bodies(answer), place(answer)) == ([b"bb"], [3, 0, 3, 0])
@@ -289,7 +292,7 @@ async def test_a_pull_returns_only_messages_that_its_sql_filter_accepts(cluster:
     assert (answer.code, place(answer)) == (ResponseCode.PULL_RETRY_IMMEDIATELY, [3, 0, 3, 0])
 
 
-async def test_a_group_with_an_invalid_sql_filter_is_refused(line: AsyncLine) -> None:
+async def test_a_group_with_an_invalid_sql_filter_is_refused(line: AsyncConnection) -> None:
     for version, kind in enumerate(("SQL92", "XPATH")):
         wrong = {"topic": "T", "subString": "a >", "expressionType": kind, "subVersion": version}
         await line.call(heartbeat(subscriptionDataSet=[wrong]))
@@ -299,7 +302,7 @@ async def test_a_group_with_an_invalid_sql_filter_is_refused(line: AsyncLine) ->
 
 
 async def test_retries_can_be_filtered_by_the_subscription_of_their_original_topic(
-    cluster: Cluster, line: AsyncLine
+    cluster: Cluster, line: AsyncConnection
 ) -> None:
     wanted = {"topic": "T", "subString": "length > 1", "expressionType": "SQL92", "subVersion": 5}
     retries = {"topic": "%RETRY%g", "subString": "*", "expressionType": "TAG", "subVersion": 5}
@@ -313,7 +316,7 @@ async def test_retries_can_be_filtered_by_the_subscription_of_their_original_top
 
 
 async def test_a_pull_without_expression_uses_the_subscription_of_the_heartbeat(
-    cluster: Cluster, line: AsyncLine
+    cluster: Cluster, line: AsyncConnection
 ) -> None:
     await fill(line, "a", "b", "c")
     await line.call(heartbeat(expression="b || c"))
@@ -323,7 +326,7 @@ async def test_a_pull_without_expression_uses_the_subscription_of_the_heartbeat(
 # -------------------------------------------------------------------------------------------------------------- limits
 
 
-async def test_a_pull_returns_at_most_the_requested_number_of_messages(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_pull_returns_at_most_the_requested_number_of_messages(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, *"abcde")
     answer = await line.call(pull(offset=1, count=2))
     assert (found_bodies(answer), place(answer)) == ([b"b", b"c"], [3, 0, 5, 0])
@@ -334,7 +337,7 @@ async def test_a_pull_returns_at_most_the_requested_number_of_messages(cluster: 
 
 
 async def test_a_pull_returns_at_most_the_allowed_bytes_and_at_least_one_message(
-    cluster: Cluster, line: AsyncLine
+    cluster: Cluster, line: AsyncConnection
 ) -> None:
     for _ in range(3):
         await line.call(send(body=bytes(1000)))
@@ -345,7 +348,7 @@ async def test_a_pull_returns_at_most_the_allowed_bytes_and_at_least_one_message
     assert len(found(await line.call(pull()))) == 1
 
 
-async def test_a_pull_response_has_the_flags_of_topic_and_group(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_pull_response_has_the_flags_of_topic_and_group(cluster: Cluster, line: AsyncConnection) -> None:
     await cluster.add_topic("Unit", sys_flag=1)
     cluster.broker.components.groups.put(GroupConfig("flagged", sys_flag=4))
     for topic, group, flags in (("T", "g", ("0", "0")), ("Unit", "flagged", ("1", "4"))):
@@ -353,7 +356,7 @@ async def test_a_pull_response_has_the_flags_of_topic_and_group(cluster: Cluster
         assert (fields["topicSysFlag"], fields["groupSysFlag"]) == flags
 
 
-async def test_a_pull_with_the_commit_flag_commits_its_offset(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_pull_with_the_commit_flag_commits_its_offset(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a", "b")
     await line.call(pull(offset=1, commit=1))
     assert cluster.broker.components.offsets.get("g", "T", 0) is None
@@ -367,7 +370,7 @@ async def test_a_pull_with_the_commit_flag_commits_its_offset(cluster: Cluster, 
     assert cluster.broker.components.offsets.get("g", "T", 0) == 7
 
 
-async def test_a_refused_pull_commits_nothing(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_refused_pull_commits_nothing(cluster: Cluster, line: AsyncConnection) -> None:
     await line.call(pull(commit=5, flag=COMMIT))
     await line.call(pull(queue_id=9, commit=5, flag=SUBSCRIPTION | COMMIT))
     assert cluster.broker.components.offsets.get("g", "T", 0) is None
@@ -377,7 +380,7 @@ async def test_a_refused_pull_commits_nothing(cluster: Cluster, line: AsyncLine)
 # ------------------------------------------------------------------------------------------------------------- waiting
 
 
-async def test_a_message_wakes_the_suspended_pulls_of_its_queue(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_message_wakes_the_suspended_pulls_of_its_queue(cluster: Cluster, line: AsyncConnection) -> None:
     waiting = [await suspended_pull(cluster, line, pull(group=group, flag=WAITING)) for group in ("g", "h")]
     elsewhere = await suspended_pull(cluster, line, pull(queue_id=1, flag=WAITING))
     await fill(await cluster.line(), "a")
@@ -390,7 +393,9 @@ async def test_a_message_wakes_the_suspended_pulls_of_its_queue(cluster: Cluster
     assert len(cluster.broker.components.long_polling) == 0
 
 
-async def test_messages_of_one_batch_wake_a_pull_once_and_come_together(cluster: Cluster, line: AsyncLine) -> None:
+async def test_messages_of_one_batch_wake_a_pull_once_and_come_together(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     sender = await cluster.line()
     sent = [await sender.send(send(body=b"%d" % number)) for number in range(3)]
@@ -401,7 +406,7 @@ async def test_messages_of_one_batch_wake_a_pull_once_and_come_together(cluster:
 
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])
 async def test_messages_that_do_not_match_keep_a_pull_suspended_and_are_read_once(
-    cluster: Cluster, line: AsyncLine, kind: str
+    cluster: Cluster, line: AsyncConnection, kind: str
 ) -> None:
     expression = "wanted" if kind == "TAG" else "TAGS = 'wanted'"
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING, expression=expression, kind=kind))
@@ -409,7 +414,7 @@ async def test_messages_that_do_not_match_keep_a_pull_suspended_and_are_read_onc
     await fill(sender, "other", "another")
     assert (
         await sender.call(pull(offset=2))
-    ).code == ResponseCode.PULL_NOT_FOUND  # whoever was woken has been answered by now
+    ).code == ResponseCode.PULL_NOT_FOUND  # woken pulls have been answered by now
     assert len(cluster.broker.components.long_polling) == 1
     expire(cluster, 16)
     answer = await line.answer(waiting)
@@ -420,7 +425,9 @@ async def test_messages_that_do_not_match_keep_a_pull_suspended_and_are_read_onc
     assert (found_bodies(answer), place(answer)) == ([b"wanted"], [4, 0, 4, 0])
 
 
-async def test_a_suspended_pull_without_messages_ends_with_pull_not_found(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_suspended_pull_without_messages_ends_with_pull_not_found(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     await fill(line, "a")
     waiting = await suspended_pull(cluster, line, pull(offset=1, flag=WAITING, suspend_ms=3_000))
     expire(cluster, 2.5)
@@ -436,26 +443,26 @@ async def test_a_suspended_pull_without_messages_ends_with_pull_not_found(cluste
 
 
 @pytest.mark.parametrize("suspend_ms", [SUSPEND_MS_MAX + 1, (1 << 63) - 1])
-async def test_the_suspend_time_of_a_pull_is_bounded(cluster: Cluster, line: AsyncLine, suspend_ms: int) -> None:
+async def test_the_suspend_time_of_a_pull_is_bounded(cluster: Cluster, line: AsyncConnection, suspend_ms: int) -> None:
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING, suspend_ms=suspend_ms))
     expire(cluster, SUSPEND_MS_MAX / 1000 + 0.5)
     assert (await line.answer(waiting)).code == ResponseCode.PULL_NOT_FOUND
 
 
 @pytest.mark.parametrize("suspend_ms", [0, -5])
-async def test_a_pull_without_the_suspend_flag_returns_at_once(line: AsyncLine, suspend_ms: int) -> None:
+async def test_a_pull_without_the_suspend_flag_returns_at_once(line: AsyncConnection, suspend_ms: int) -> None:
     assert (await line.call(pull("TBW102", flag=WAITING, suspend_ms=suspend_ms))).code == ResponseCode.PULL_NOT_FOUND
     assert (await line.call(pull("TBW102", flag=SUBSCRIPTION))).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_short_polling_replaces_disabled_long_polling(cluster: Cluster, line: AsyncLine) -> None:
+async def test_short_polling_replaces_disabled_long_polling(cluster: Cluster, line: AsyncConnection) -> None:
     cluster.broker.config.long_polling_enabled = False
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     expire(cluster, 1.5)
     assert (await line.answer(waiting)).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_an_offset_reset_ends_a_suspended_pull_at_once(cluster: Cluster, line: AsyncLine) -> None:
+async def test_an_offset_reset_ends_a_suspended_pull_at_once(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a", "b")
     waiting = await suspended_pull(cluster, line, pull(offset=2, flag=WAITING))
     other = await suspended_pull(cluster, line, pull(offset=2, group="h", flag=WAITING))
@@ -468,7 +475,7 @@ async def test_an_offset_reset_ends_a_suspended_pull_at_once(cluster: Cluster, l
     assert (await line.answer(other)).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_a_closed_connection_drops_its_suspended_pulls(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_closed_connection_drops_its_suspended_pulls(cluster: Cluster, line: AsyncConnection) -> None:
     gone = await cluster.line()
     await suspended_pull(cluster, line, pull(flag=WAITING))
     for queue_id in (0, 1):
@@ -480,7 +487,7 @@ async def test_a_closed_connection_drops_its_suspended_pulls(cluster: Cluster, l
 
 
 async def test_a_pull_above_the_limit_of_suspended_pulls_returns_at_once(
-    cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_polling, "SUSPENDED_MAX", 2)
     for _ in range(2):
@@ -489,12 +496,14 @@ async def test_a_pull_above_the_limit_of_suspended_pulls_returns_at_once(
     assert len(cluster.broker.components.long_polling) == 2
 
 
-async def woken(cluster: Cluster, line: AsyncLine, opaque: int) -> Command:
+async def woken(cluster: Cluster, line: AsyncConnection, opaque: int) -> Command:
     await fill(await cluster.line(), "new")
     return await line.answer(opaque)
 
 
-async def test_a_suspended_pull_uses_the_newest_subscription_of_its_group(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_suspended_pull_uses_the_newest_subscription_of_its_group(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     await line.call(heartbeat(expression="old", version=1))
     waiting = await suspended_pull(cluster, line, pull(flag=SUSPEND, version=1))
     await line.call(heartbeat(expression="old || new", version=2))
@@ -502,14 +511,16 @@ async def test_a_suspended_pull_uses_the_newest_subscription_of_its_group(cluste
     assert (answer.code, found_bodies(answer)) == (ResponseCode.SUCCESS, [b"new"])
 
 
-async def test_a_suspended_pull_is_refused_if_reading_becomes_forbidden(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_suspended_pull_is_refused_if_reading_becomes_forbidden(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     _forbid_group(cluster)
     answer = await woken(cluster, line, waiting)
     assert (answer.code, answer.fields["forbiddenType"], answer.body) == (ResponseCode.NO_PERMISSION, "2", b"")
 
 
-async def test_a_suspended_pull_is_refused_when_its_topic_is_deleted(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_suspended_pull_is_refused_when_its_topic_is_deleted(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, "a")
     waiting = await suspended_pull(cluster, line, pull(offset=1, flag=WAITING))
     assert (await (await cluster.line()).call(215, {"topic": "T"})).code == ResponseCode.SUCCESS
@@ -517,7 +528,7 @@ async def test_a_suspended_pull_is_refused_when_its_topic_is_deleted(cluster: Cl
     assert (await line.answer(waiting)).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_a_refused_suspended_pull_does_not_affect_another(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_refused_suspended_pull_does_not_affect_another(cluster: Cluster, line: AsyncConnection) -> None:
     await line.call(heartbeat("h"))
     refused = await suspended_pull(cluster, line, pull(group="h", flag=SUSPEND))
     served = await suspended_pull(cluster, line, pull(flag=WAITING))

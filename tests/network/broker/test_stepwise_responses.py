@@ -1,4 +1,4 @@
-"""Long answers over the network: whole, and others are served while they are made."""
+"""Long responses over the network: complete, and other requests run while they are written."""
 
 import asyncio
 
@@ -10,8 +10,9 @@ from skyroute.wire.calls.topics import decode_topic_stats
 from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import send
 from tests.network.broker.clusters import Cluster
-from tests.support.lines import AsyncLine, eventually
+from tests.support.connections import AsyncConnection
 from tests.support.raw import Request, encode
+from tests.support.waiting import eventually
 
 STATUS = Request(202, {"topic": "Wide"})
 PROGRESS = Request(208, {"consumerGroup": "g"})
@@ -28,7 +29,9 @@ async def cluster(cluster: Cluster) -> Cluster:
     return cluster
 
 
-async def test_other_requests_are_answered_while_a_long_response_is_written(cluster: Cluster, line: AsyncLine) -> None:
+async def test_other_requests_are_answered_while_a_long_response_is_written(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     other = await cluster.line()
     asked = asyncio.ensure_future(line.call(STATUS))
     answers = 0
@@ -36,10 +39,12 @@ async def test_other_requests_are_answered_while_a_long_response_is_written(clus
         assert (await other.call(OTHER)).code == ResponseCode.SUCCESS
         answers += 1
     assert len(decode_topic_stats((await asked).body).queues) == QUEUES_MAX
-    assert answers >= 30  # 15 where the answer is made in one go
+    assert answers >= 30  # 15 if the response is written in one step
 
 
-async def test_long_responses_of_one_connection_arrive_whole_and_in_order(cluster: Cluster, line: AsyncLine) -> None:
+async def test_long_responses_of_one_connection_arrive_whole_and_in_order(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
     first, second, third = [await line.send(request) for request in (PROGRESS, STATUS, OTHER)]
     received = [await line.receive() for _ in range(3)]
     assert [answer.opaque for answer in received] == [first, second, third]
@@ -48,17 +53,17 @@ async def test_long_responses_of_one_connection_arrive_whole_and_in_order(cluste
     assert len(decode_topic_stats(received[1].body).queues) == QUEUES_MAX
 
 
-async def test_a_closed_connection_ends_its_long_response(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_closed_connection_ends_its_long_response(cluster: Cluster, line: AsyncConnection) -> None:
     await line.send(PROGRESS)
     line.abort()
     other = await cluster.line()
     assert (await other.call(STATUS)).code == ResponseCode.SUCCESS
 
 
-async def test_a_closed_connection_ends_all_its_queued_requests(cluster: Cluster, line: AsyncLine) -> None:
-    """The questions behind the first keep the server from reading, so it is not told of the end."""
+async def test_a_closed_connection_ends_all_its_queued_requests(cluster: Cluster, line: AsyncConnection) -> None:
+    """The requests behind the first stop the server from reading, so it does not see the close."""
     components, (server, *_) = cluster.broker.components, cluster.broker._servers
-    async with components.step_runner._lane:  # no long answer is made meanwhile
+    async with components.step_runner._lane:  # blocks long responses
         connections = server.connection_count
         asked = (PROGRESS, send("Wide"), STATUS, PROGRESS)
         await line.write(b"".join(encode(request, number) for number, request in enumerate(asked, 1)))

@@ -1,4 +1,4 @@
-"""Topics, groups and offsets of running brokers, through our own client for administrators."""
+"""Topics, groups and offsets of running brokers, through our admin client."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from skyroute.wire.calls.offsets import decode_offset, encode_offset_query, enco
 from skyroute.wire.calls.registration import encode_registration
 from skyroute.wire.calls.topics import TopicConfig
 from tests.network.broker.clusters import Cluster
-from tests.support.lines import eventually
+from tests.support.waiting import eventually
 
 QUEUE = QueueRef("Orders", "broker-a", 0)
 

@@ -16,7 +16,7 @@ from skyroute.wire.calls.transaction import TransactionEnd, encode_end_transacti
 from skyroute.wire.codes import ResponseCode
 from tests.network.broker.one_broker import OneBroker, one_broker
 from tests.network.client.consumers import Inbox
-from tests.support.lines import eventually
+from tests.support.waiting import eventually
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionOutcome.COMMIT, TransactionOutcome.ROLLBACK, TransactionOutcome.UNKNOWN
 
@@ -37,7 +37,7 @@ async def send_checks(place: OneBroker) -> None:
 
 
 class Ledger:
-    """Answers a broker's questions as it is told to, and keeps what it was asked."""
+    """Answers transaction checks with a given state, and records them."""
 
     def __init__(self, outcome: TransactionOutcome) -> None:
         self.outcome = outcome

@@ -8,8 +8,8 @@ from skyroute.client.consuming.consumer import Consumer
 from skyroute.client.consuming.intervals import Intervals
 from skyroute.client.consuming.subscription import StartPosition
 from skyroute.message.message import StoredMessage
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import FakeCluster
-from tests.support.lines import WAIT_S
 
 HURRIED = Intervals(
     rebalance_gap_s=0.001,

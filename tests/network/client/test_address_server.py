@@ -16,8 +16,9 @@ from skyroute.client.session import address_server
 from skyroute.client.session import session as session_module
 from skyroute.client.session.address_server import AddressServer, is_address_server
 from skyroute.client.session.name_servers import NameServers
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import FakeCluster, fake_cluster
-from tests.support.lines import WAIT_S, eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 

@@ -10,7 +10,7 @@ from skyroute.testing import Cluster
 from skyroute.testing import cluster as own_cluster
 from skyroute.wire.calls.groups import GroupConfig
 from tests.network.client.consumers import HURRIED, Inbox
-from tests.support.lines import eventually
+from tests.support.waiting import eventually
 
 
 async def test_every_call_uses_the_names_of_the_namespace() -> None:

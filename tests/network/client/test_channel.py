@@ -16,9 +16,10 @@ from skyroute.wire.command import Request, Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX
 from tests.network.certificates import client_that_trusts_anyone
 from tests.support import raw
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import Reply, encode_reply
-from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 

@@ -497,7 +497,7 @@ async def test_a_loop_beside_handlers_is_refused(cluster: FakeCluster) -> None:
 # ------------------------------------------------------------------------------------------------------- broadcasting
 
 
-async def test_broadcasting_gives_every_member_everything(cluster: FakeCluster, tmp_path: Path) -> None:
+async def test_broadcasting_delivers_every_message_to_every_member(cluster: FakeCluster, tmp_path: Path) -> None:
     for number in range(4):
         cluster.put(cluster.queue("T", number % 2), b"%d" % number)
     inboxes = [Inbox(), Inbox()]

@@ -14,8 +14,8 @@ from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.clock import ManualClock
 from tests.support.fake_broker import FakeCluster, Peer, Reply, encode_batch, fake_cluster
-from tests.support.lines import eventually
 from tests.support.raw import Command
+from tests.support.waiting import eventually
 
 RETRY = "%RETRY%g"
 
@@ -88,7 +88,7 @@ async def test_repeated_failures_are_logged_less_and_less_often(
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
         await cluster.until_seen(code, 40)
-        assert [line.rpartition(" ")[2] for line in lines()] == ["unsaid=0"]
+        assert [line.rpartition(" ")[2] for line in lines()] == ["suppressed=0"]
         clock.advance(10.0)
         await eventually(lambda: len(lines()) == 2)
         await cluster.until_seen(code, len(cluster.seen(code)) + 40)

@@ -15,8 +15,8 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import HURRIED, Inbox, consumer_of
 from tests.support.fake_broker import FakeCluster, Peer, Reply, fake_cluster
-from tests.support.lines import eventually
 from tests.support.raw import Command
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

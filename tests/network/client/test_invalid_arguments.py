@@ -143,7 +143,7 @@ async def test_a_pull_consumer_names_the_argument(cluster: FakeCluster, call: An
 
 async def test_a_consumer_names_the_argument(cluster: FakeCluster) -> None:
     async with Consumer("g", cluster.address) as consumer:
-        with pytest.raises(InvalidNameError, match="the name of a topic is text, not 5"):
+        with pytest.raises(InvalidNameError, match="the name of a topic must be text, not 5"):
             consumer.subscribe(5)  # type: ignore[arg-type]  # invalid on purpose
         with pytest.raises(ArgumentError, match=r"expression is .*: expected tags"):
             consumer.subscribe("T", ["A"])  # type: ignore[arg-type]  # invalid on purpose

@@ -34,8 +34,8 @@ from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionL
 from skyroute.wire.calls.send_back import RecallHandle, encode_recall_handle
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.clock import ManualClock
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import FakeCluster, Reply, decode_properties, fake_cluster, java_hash, offset_id
-from tests.support.lines import WAIT_S
 from tests.support.raw import Command
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")

@@ -16,9 +16,10 @@ from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError, Remo
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.errors import WireError
 from tests.support.clock import ManualClock
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Peer, Reply, encode_reply, fake_cluster
-from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 

@@ -12,8 +12,8 @@ from skyroute import Admin, Message, Producer, PullConsumer, StartPosition
 from skyroute.testing import cluster as own_cluster
 from skyroute.wire.calls.consumers import decode_running_consumer
 from skyroute.wire.codes import RequestCode, ResponseCode
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import FakeCluster, fake_cluster
-from tests.support.lines import WAIT_S
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 

@@ -18,7 +18,7 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import HURRIED
 from tests.support.fake_broker import FIRST_STORED_AT_MS, FakeCluster, Reply, encode_batch, fake_cluster, java_hash
-from tests.support.lines import eventually
+from tests.support.waiting import eventually
 
 QUEUE = QueueRef("T", "broker-a", 0)
 PULL = RequestCode.LITE_PULL_MESSAGE

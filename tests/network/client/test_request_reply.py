@@ -17,9 +17,10 @@ from skyroute.message.message import Message, StoredMessage
 from skyroute.message.record import decode_record
 from skyroute.remoting.errors import CallTimeoutError
 from skyroute.wire.codes import RequestCode, ResponseCode
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import CLUSTER, FakeCluster, Record, Reply, decode_properties, fake_cluster
-from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 

@@ -18,10 +18,11 @@ from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.clients import ConsumerData
 from skyroute.wire.calls.watch import TOPICS_MAX
 from skyroute.wire.codes import RequestCode, ResponseCode
+from tests.support.connections import WAIT_S, AsyncConnection, connection_to
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Reply, fake_cluster
-from tests.support.lines import WAIT_S, AsyncLine, eventually, line_to
 from tests.support.raw import DataVersion, Registration, Topic
 from tests.support.servers import Running, running
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
@@ -79,12 +80,12 @@ async def next_of(heard: asyncio.Queue[int]) -> int:
 
 
 @pytest.fixture
-async def brokers(nameserver: Running) -> AsyncIterator[AsyncLine]:
-    async with line_to(nameserver.address) as line:
+async def brokers(nameserver: Running) -> AsyncIterator[AsyncConnection]:
+    async with connection_to(nameserver.address) as line:
         yield line
 
 
-async def test_a_route_change_arrives_at_once(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_route_change_arrives_at_once(nameserver: Running, brokers: AsyncConnection) -> None:
     await brokers.call(broker().request)
     async with watching(nameserver, "T") as (session, heard):
         assert await next_of(heard) == 8
@@ -97,13 +98,13 @@ async def test_a_route_change_arrives_at_once(nameserver: Running, brokers: Asyn
     await eventually(lambda: parked(nameserver) == 0)
 
 
-async def test_a_new_topic_arrives_at_once(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_new_topic_arrives_at_once(nameserver: Running, brokers: AsyncConnection) -> None:
     async with watching(nameserver, "T") as (_, heard):
         await brokers.call(broker().request)
         assert await next_of(heard) == 8
 
 
-async def test_a_topic_that_is_used_later_is_watched_too(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_topic_that_is_used_later_is_watched_too(nameserver: Running, brokers: AsyncConnection) -> None:
     await brokers.call(broker().request)
     async with watching(nameserver, "U") as (session, heard):
         await session.routes.find("T")
@@ -115,7 +116,7 @@ async def test_a_topic_that_is_used_later_is_watched_too(nameserver: Running, br
         assert await next_of(heard) == 4
 
 
-async def test_a_change_between_reading_and_watching_is_not_lost(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_change_between_reading_and_watching_is_not_lost(nameserver: Running, brokers: AsyncConnection) -> None:
     """A topic is read, it changes, the watch of others moves on, and only then does the watch take it up."""
     await brokers.call(broker().request)
     async with watching(nameserver, "U") as (session, heard):
@@ -126,7 +127,9 @@ async def test_a_change_between_reading_and_watching_is_not_lost(nameserver: Run
         assert await next_of(heard) == 3
 
 
-async def test_a_question_that_is_under_way_does_not_hide_a_change(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_question_that_is_under_way_does_not_hide_a_change(
+    nameserver: Running, brokers: AsyncConnection
+) -> None:
     await brokers.call(broker().request)
     async with watching(nameserver, "U") as (session, _):
         old = asyncio.ensure_future(session.routes.refresh("T"))
@@ -143,7 +146,7 @@ async def test_a_producer_uses_a_changed_route_at_once(tmp_path: Path) -> None:
             for name in ("broker-a", "broker-b")
         )
         async with (
-            line_to(server.address) as line,
+            connection_to(server.address) as line,
             Producer("g", server.address, route_poll_interval_s=NEVER_S) as producer,
         ):
             await line.call(first.request)
@@ -159,7 +162,7 @@ async def test_a_restarted_name_server_is_watched_again(tmp_path: Path, monkeypa
     monkeypatch.setattr(route_watch, "RETRY_S", 0.01)
     async with running(tmp_path) as first:
         port = first.server.config.listen_port
-        async with line_to(first.address) as line:
+        async with connection_to(first.address) as line:
             await line.call(broker().request)
             async with watching(first, "T") as (session, heard):
                 assert await next_of(heard) == 8
@@ -169,7 +172,7 @@ async def test_a_restarted_name_server_is_watched_again(tmp_path: Path, monkeypa
                     tmp_path, listen_port=port, journal_enabled=False, warm_restart_enabled=False
                 ) as second:
                     await eventually(lambda: parked(second) == 1)
-                    async with line_to(second.address) as again:
+                    async with connection_to(second.address) as again:
                         await again.call(broker(2, queues=4).request)
                         assert await next_of(heard) == 4
                     assert len(session.connections.open) == 1
@@ -178,8 +181,8 @@ async def test_a_restarted_name_server_is_watched_again(tmp_path: Path, monkeypa
 async def test_another_name_server_is_watched_when_the_first_is_gone(tmp_path: Path, nameserver: Running) -> None:
     async with (
         running(tmp_path / "other") as other,
-        line_to(nameserver.address) as line,
-        line_to(other.address) as line_of_other,
+        connection_to(nameserver.address) as line,
+        connection_to(other.address) as line_of_other,
         Session([nameserver.address, other.address], route_poll_interval_s=NEVER_S) as session,
     ):
         for each in (line, line_of_other):
@@ -196,8 +199,8 @@ async def test_another_name_server_is_watched_when_the_first_is_gone(tmp_path: P
 async def test_routes_are_read_again_from_the_next_name_server(tmp_path: Path, nameserver: Running) -> None:
     async with (
         running(tmp_path / "other") as other,
-        line_to(nameserver.address) as line,
-        line_to(other.address) as line_of_other,
+        connection_to(nameserver.address) as line,
+        connection_to(other.address) as line_of_other,
         Session([nameserver.address, other.address], route_poll_interval_s=NEVER_S) as session,
     ):
         await line.call(broker().request)
@@ -215,7 +218,7 @@ def queues_of(session: Session, topic: str) -> int:
     return 0 if route is None else route.queues[0].settings.read_queues
 
 
-async def test_more_topics_than_a_watch_can_name_are_watched_all(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_more_topics_than_a_watch_can_name_are_watched_all(nameserver: Running, brokers: AsyncConnection) -> None:
     await brokers.call(broker().request)
     names = [f"topic-{number}" for number in range(TOPICS_MAX)]
     async with watching(nameserver, "T", *names) as (_, heard):
@@ -227,7 +230,7 @@ async def test_more_topics_than_a_watch_can_name_are_watched_all(nameserver: Run
         assert await next_of(heard) == 4
 
 
-async def test_many_topics_one_after_the_other_are_few_watches(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_many_topics_one_after_the_other_are_few_watches(nameserver: Running, brokers: AsyncConnection) -> None:
     topics = [Topic(f"t{number}") for number in range(100)]
     await brokers.call(Registration("c", "b", "10.0.0.7:1", topics).request)
     async with watching(nameserver, "t0") as (session, _):
@@ -274,7 +277,7 @@ async def test_a_name_server_without_watches_gets_one_request(
         await cluster.until_seen(WATCH, 2)
 
 
-async def test_watching_can_be_turned_off(nameserver: Running, brokers: AsyncLine, cluster: FakeCluster) -> None:
+async def test_watching_can_be_turned_off(nameserver: Running, brokers: AsyncConnection, cluster: FakeCluster) -> None:
     await brokers.call(broker().request)
     async with Session(nameserver.address, watch_routes=False) as session:
         session.heartbeats.add(User("T"))

@@ -14,8 +14,8 @@ from skyroute.message.message import Message
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.errors import WireError
+from tests.support.connections import WAIT_S, connection_to
 from tests.support.fake_broker import CLUSTER, NAME_SERVER, FakeCluster, Reply, fake_cluster
-from tests.support.lines import WAIT_S, line_to
 from tests.support.named_hosts import run_with_names
 from tests.support.raw import Registration, Topic
 from tests.support.servers import running
@@ -327,7 +327,7 @@ async def test_our_own_name_server_is_understood(cluster: FakeCluster, tmp_path:
     registration = Registration(
         CLUSTER, "broker-a", cluster.broker().address, [Topic("T", read=4, write=4), Topic("U")]
     )
-    async with running(tmp_path) as server, line_to(server.address) as line:
+    async with running(tmp_path) as server, connection_to(server.address) as line:
         assert (await line.call(registration.request)).code == ResponseCode.SUCCESS
         async with Producer("g", server.address) as producer:
             result = await producer.send(Message("T", b"x"))

@@ -37,10 +37,11 @@ from skyroute.wire.command import Request, Response
 from tests.network.certificates import Files, client_of
 from tests.support import raw
 from tests.support.clock import ManualClock
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Peer, Reply, fake_cluster
-from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
 from tests.support.servers import running
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
@@ -741,5 +742,5 @@ async def test_a_broker_that_stays_silent_is_not_written_about_each_time(
         clock.advance(10.0)
         await session.heartbeats.send()
         again = [line for line in caplog.messages if line.startswith("heartbeat failed") and silent in line]
-        assert re.search(r"unsaid=[4-9]$", again[-1])  # some lines bring a heartbeat of their own
+        assert re.search(r"suppressed=[4-9]$", again[-1])  # some lines bring a heartbeat of their own
         assert len(again) == 2

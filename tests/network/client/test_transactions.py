@@ -15,9 +15,10 @@ from skyroute.client.trace.records import TransactionEnded, decode_trace
 from skyroute.message.message import Message, StoredMessage
 from skyroute.wire.calls.transaction import TransactionOutcome
 from skyroute.wire.codes import RequestCode, ResponseCode
+from tests.support.connections import WAIT_S
 from tests.support.fake_broker import FakeCluster, Reply, decode_properties, encode_record, fake_cluster
-from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 

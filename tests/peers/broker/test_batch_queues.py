@@ -10,8 +10,9 @@ import pytest
 from skyroute.wire.calls.topics import decode_topic_stats
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import batch_body, pull, send
-from tests.support.apache import ApacheBroker, NameServerProcess, eventually
+from tests.support.apache import ApacheBroker, NameServerProcess
 from tests.support.raw import Command, RawConnection
+from tests.support.waiting import wait_until
 
 TOPIC = {
     **{"topic": "Batches", "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2", "perm": "6"},
@@ -57,7 +58,7 @@ def offsets(broker: ApacheBroker) -> list[Any]:
 
         look()
         assert connection.call(BATCH).code == ResponseCode.SUCCESS
-        eventually(lambda: offset(connection, RequestCode.GET_MAX_OFFSET) == "2")
+        wait_until(lambda: offset(connection, RequestCode.GET_MAX_OFFSET) == "2")
         look()
     return seen
 

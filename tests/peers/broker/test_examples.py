@@ -1,8 +1,8 @@
-"""Programs that readers are shown, run as they are shown: Apache's own examples in Java, and ours in Python.
+"""Apache's examples in Java and ours in Python run unchanged against our broker.
 
-Apache's are told of the name server by NAMESRV_ADDR. Those that never end are stopped once they have done what they
-show. Not run: `rpc` and `simple.OnewayProducer`, which insist on a name server at port 9876; `simple.PopConsumer` and
-`lmq`, which need what a later release of ours brings; `openmessaging` and `OpenTracing…`, which show other libraries.
+Apache's read the address of the name server from NAMESRV_ADDR. Examples that never end are stopped after the expected
+output. Not run: `rpc` and `simple.OnewayProducer`, which need a name server on port 9876; `simple.PopConsumer` and
+`lmq`, whose features our broker lacks; `openmessaging` and `OpenTracing…`, which are examples of other libraries.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.client.java_client import JavaClients, Place, until
+from tests.peers.client.java_client import JavaClients, Place
 from tests.peers.client.python_client import consuming
-from tests.peers.client.test_examples import test_an_example_does_what_it_says
-from tests.peers.client.test_transactions import test_the_example_of_a_transaction_does_what_it_says
+from tests.peers.client.test_examples import test_an_example_prints_the_expected_output
+from tests.peers.client.test_transactions import test_the_transaction_example_prints_the_expected_output
 from tests.support.apache import SMALL_HEAP
 from tests.support.apache import java as java_command
+from tests.support.waiting import eventually
 
-__all__ = ["test_an_example_does_what_it_says", "test_the_example_of_a_transaction_does_what_it_says"]
+__all__ = ["test_an_example_prints_the_expected_output", "test_the_transaction_example_prints_the_expected_output"]
 
 TIMEOUT_S = 60.0
-# A consumer that is told of its queues by a heartbeat need not wait twenty seconds for its next look.
+# Without it, a consumer waits up to twenty seconds for its first rebalance.
 OPTIONS = (*SMALL_HEAP, "-Drocketmq.client.rebalance.waitInterval=1000")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A program, what it prints, and how often."""
+    """A program, what it prints, and how many times."""
 
     name: str
     mark: str
@@ -42,7 +43,7 @@ class Shown:
 
 
 def ends(name: str, mark: str, count: int) -> Shown:
-    """A program that ends by itself."""
+    """Return a program that ends without a signal."""
     return Shown(name, mark, count, ends=True)
 
 
@@ -84,24 +85,24 @@ SHOWS: dict[str, tuple[Shown, ...]] = {
 
 
 @pytest.mark.parametrize("topic", SHOWS)
-async def test_an_example_of_apache_s_does_what_it_says(
+async def test_an_example_of_apaches_prints_the_expected_output(
     topic: str, java: JavaClients, place: Place, lib: Path, tmp_path: Path
 ) -> None:
     await java.create_topic(place, topic.split(maxsplit=1)[0])
     async with AsyncExitStack() as stack:
         running = [await stack.enter_async_context(_running(shown, place, lib, tmp_path)) for shown in SHOWS[topic]]
         for process in running:
-            await process.has_shown()
+            await process.check_output()
 
 
-async def test_the_example_of_transactions_of_apache_s_is_asked_about_them(
+async def test_apaches_transaction_example_receives_checks(
     java: JavaClients, place: Place, lib: Path, tmp_path: Path
 ) -> None:
-    """It sends ten without an outcome, and means to commit every third when it is asked."""
+    """It sends ten half messages without an outcome, and commits every third one when it is checked."""
     topic = await java.create_topic(place, "TopicTest1234")
     shown = Shown("transaction.TransactionProducer", SENT, 10)
     async with consuming(place, "reads-example", topic) as inbox, _running(shown, place, lib, tmp_path) as process:
-        await process.has_shown()
+        await process.check_output()
         assert {each.body for each in await inbox.take(3)} == {b"Hello RocketMQ %d" % number for number in (1, 4, 7)}
 
 
@@ -109,23 +110,23 @@ class _Running:
     def __init__(self, shown: Shown, process: asyncio.subprocess.Process, log: Path) -> None:
         self._shown, self._process, self._log = shown, process, log
 
-    async def has_shown(self) -> None:
-        """Wait until it has printed what it should, and has ended if it should."""
+    async def check_output(self) -> None:
+        """Check that it prints the expected output, and ends if expected."""
 
         async def has_printed() -> bool:
-            assert self._process.returncode in (None, 0), self._said()[-3000:]
-            return len(re.findall(self._shown.mark, self._said())) >= self._shown.count
+            assert self._process.returncode in (None, 0), self._output()[-3000:]
+            return len(re.findall(self._shown.mark, self._output())) >= self._shown.count
 
         try:
-            await until(has_printed, timeout_s=TIMEOUT_S)
+            await eventually(has_printed, timeout_s=TIMEOUT_S)
             if self._shown.ends:
                 async with asyncio.timeout(TIMEOUT_S):
                     assert await self._process.wait() == 0
         except TimeoutError:
-            seen = len(re.findall(self._shown.mark, self._said()))
-            pytest.fail(f"{self._shown} printed it {seen} times, and last:\n{self._said()[-3000:]}")
+            seen = len(re.findall(self._shown.mark, self._output()))
+            pytest.fail(f"{self._shown} printed the mark {seen} times; its last output:\n{self._output()[-3000:]}")
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         return self._log.read_text(errors="replace")
 
 

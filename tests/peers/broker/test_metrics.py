@@ -1,4 +1,4 @@
-"""The same settings and the same messages at Apache's broker and at ours: what do they tell Prometheus?"""
+"""Our broker exports the metrics of Apache's broker, with the same settings and messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from skyroute import Consumer, Message, Producer, StartPosition, TransactionOutc
 from tests.support.apache import ApacheBroker, SkyrouteNameServer, free_port
 from tests.support.our_broker import SkyrouteBroker
 from tests.support.scraping import Scrape, listed, parse
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.peers
 
@@ -21,7 +22,7 @@ MESSAGES = 10
 TIMEOUT_S = 60.0
 OTEL = frozenset({"otel_scope_name", "otel_scope_version"})
 LATE = ("rocketmq_timing_messages", "rocketmq_half_messages", "rocketmq_consumer_lag_messages")
-NOT_KNOWN_TO_US = {
+MISSING_LABELS = {
     "rocketmq_messages_in": {"message_type"},
     "rocketmq_throughput_in": {"message_type"},
     "rocketmq_commit_messages": {"topic"},
@@ -29,12 +30,12 @@ NOT_KNOWN_TO_US = {
     "rocketmq_half_messages": {"topic"},
     "rocketmq_timing_messages": {"topic"},
 }
-"""Labels of Apache's that our metrics do not have."""
+"""Labels that Apache's metrics have and ours lack."""
 
 
 @asynccontextmanager
 async def traffic(name_server: str) -> AsyncIterator[None]:
-    """Messages, transactions, a timer, and a group that has seen all that it can; both clients stay."""
+    """Send messages, transactions and a timer, and consume them; both clients stay connected for the block."""
     seen = asyncio.Event()
     count = 0
 
@@ -58,14 +59,16 @@ async def traffic(name_server: str) -> AsyncIterator[None]:
             yield
 
 
-async def settled(address: str) -> Scrape:
-    """What is told once all is, which takes a while: the group commits, halves and timers are noticed."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            seen = parse(await asyncio.to_thread(_read, f"http://{address}/metrics"))
-            if all(map(seen.has, LATE)):
-                return seen
-            await asyncio.sleep(0.2)
+async def complete_metrics(address: str) -> Scrape:
+    """Return the metrics once they include those of committed offsets, half messages and timers, which come later."""
+    scrapes: list[Scrape] = []
+
+    async def is_complete() -> bool:
+        scrapes.append(parse(await asyncio.to_thread(_read, f"http://{address}/metrics")))
+        return all(map(scrapes[-1].has, LATE))
+
+    await eventually(is_complete, f"metrics {LATE}", timeout_s=TIMEOUT_S)
+    return scrapes[-1]
 
 
 def _read(url: str) -> str:
@@ -74,7 +77,7 @@ def _read(url: str) -> str:
     return text.decode()
 
 
-async def told_by(kind: type[ApacheBroker], home: Path) -> Scrape:
+async def metrics_of(kind: type[ApacheBroker], home: Path) -> Scrape:
     port = free_port()
     settings = {
         **{"metricsExporterType": "PROM", "metricsPromExporterPort": str(port), "metricsPromExporterHost": "127.0.0.1"},
@@ -85,22 +88,25 @@ async def told_by(kind: type[ApacheBroker], home: Path) -> Scrape:
         kind("a", home / "broker", [name_server.address], config=settings),
     ):
         async with traffic(name_server.address):
-            return await settled(f"127.0.0.1:{port}")
+            return await complete_metrics(f"127.0.0.1:{port}")
 
 
-async def test_our_metrics_are_apaches_by_name_type_labels_and_value(lib: Path, tmp_path: Path) -> None:
-    theirs, ours = await told_by(ApacheBroker, tmp_path / "theirs"), await told_by(SkyrouteBroker, tmp_path / "ours")
+async def test_our_metrics_have_the_names_types_labels_and_values_of_apaches(lib: Path, tmp_path: Path) -> None:
+    theirs, ours = (
+        await metrics_of(ApacheBroker, tmp_path / "theirs"),
+        await metrics_of(SkyrouteBroker, tmp_path / "ours"),
+    )
     compared = 0
     for name, family in ours.families.items():
         if not name.startswith("rocketmq_") or not family.samples:
             continue
         if name == "rocketmq_send_to_dlq_messages":
-            continue  # nobody failed
+            continue  # no message went to a dead-letter queue
         assert name in theirs.families, name
         assert family.type == theirs.families[name].type, name
         labels = {label for sample in family.samples for label in sample.labels}
         of_apache = {label for sample in theirs.families[name].samples for label in sample.labels} - OTEL
-        assert labels == of_apache - NOT_KNOWN_TO_US.get(name, set()), name
+        assert labels == of_apache - MISSING_LABELS.get(name, set()), name
         compared += 1
     assert compared >= len([name for name in listed("Broker metrics") if name.startswith("rocketmq_")]) - 1
     for name, wanted in (

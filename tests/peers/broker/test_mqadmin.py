@@ -18,15 +18,17 @@ import pytest
 
 from tests.peers.broker.conftest import TARGET
 from tests.peers.client.conftest import SETTINGS
-from tests.peers.client.java_client import JavaClients, JavaConsumer, Place, until
+from tests.peers.client.java_client import JavaClients, JavaConsumer, Place
 from tests.peers.test_mqadmin import MqAdmin, in_order, messages_only
-from tests.support.apache import ApacheBroker, ApacheNameServer, NameServerProcess, SkyrouteNameServer, eventually
+from tests.support.apache import ApacheBroker, ApacheNameServer, NameServerProcess, SkyrouteNameServer
+from tests.support.codes import GET_ROUTE, SUCCESS
 from tests.support.raw import RawConnection
+from tests.support.waiting import eventually, wait_until
 
 CLUSTER, BROKER = "AdminCluster", "admin-broker"
 TOPIC, GROUP, QUEUES = "AdminFacts", "admin-facts", 4
 SENDS = 5
-LOST_LINE = "RemotingSendRequestException"
+LOST_CONNECTION = "RemotingSendRequestException"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,44 +45,48 @@ class Side:
 
 
 class Both:
-    """Runs a command on both clusters and insists on one answer."""
+    """Runs a command on both clusters, and checks that both print the same."""
 
     def __init__(self, mqadmin: MqAdmin, apache: Side, ours: Side) -> None:
         self._mqadmin = mqadmin
         self.apache, self.ours = self.sides = (apache, ours)
 
     def say(self, side: Side, *words: str) -> str:
-        """What a command prints on one of them; {broker} among the words is its broker's address."""
+        """Run a command on one cluster, and return what it prints; {broker} in an argument is its broker's address."""
         line = [*(word.replace("{broker}", side.broker.address) for word in words), "-n", side.name_server.address]
         said = self._mqadmin.run(*line)
-        # Now and then the tool writes to a connection that is being closed; it was seen with Apache's cluster only.
-        return self._mqadmin.run(*line) if LOST_LINE in said else said
+        # The tool may write to a connection that is being closed; seen with Apache's cluster only.
+        return self._mqadmin.run(*line) if LOST_CONNECTION in said else said
 
-    def __call__(self, *words: str, neutral: Callable[[str], str] = str, allowed: Iterable[str] = ()) -> str:
+    def check(self, *words: str, neutral: Callable[[str], str] = str, allowed: Iterable[str] = ()) -> str:
         theirs, mine = (plain(neutral(self.say(side, *words)), side) for side in self.sides)
         for pattern in allowed:
             theirs, mine = (re.sub(pattern, "", text, flags=re.MULTILINE) for text in (theirs, mine))
         assert mine == theirs
         return mine
 
-    async def eventually(self, *words: str, has: str, **options: object) -> str:
-        """The same, once both have come so far."""
+    async def check_later(self, *words: str, has: str, **options: object) -> str:
+        """Check the same once both clusters print `has`."""
 
         async def have_both() -> bool:
             said = [await asyncio.to_thread(self.say, side, *words) for side in self.sides]
             return all(re.search(has, text) for text in said)
 
-        await until(have_both, what=f"{words} says {has}")
-        return self(*words, **options)  # type: ignore[arg-type]  # whatever it takes
+        await eventually(have_both, what=f"{words} says {has}")
+        return self.check(*words, **options)  # type: ignore[arg-type]  # whatever it takes
 
     def until_topic(self, topic: str, *, is_there: bool = True) -> None:
         for side in self.sides:
             with RawConnection(side.name_server.address) as line:
-                eventually(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
+                wait_until(
+                    lambda: (line.call(GET_ROUTE, {"topic": topic}).code == SUCCESS) == is_there,
+                    timeout_s=40,
+                    what=topic,
+                )
 
 
 def plain(text: str, side: Side) -> str:
-    """What was printed, without what must differ from cluster to cluster and from moment to moment."""
+    """Replace what differs between clusters and runs: addresses, ids, times and versions."""
     text = text.replace(side.broker.address, "BROKER").replace(side.name_server.address, "NAMESERVER")
     text = re.sub(r"\b127\.0\.0\.1:\d+", "ADDRESS", text)
     text = re.sub(r"\b[\d.]+@[\w.-]+(#\d+)?", "CLIENT", text)
@@ -115,7 +121,7 @@ def both(
     try:
         mqadmin.run("clusterList", "-n", sides[0].name_server.address)  # it also prints how logging was set up
         both = Both(mqadmin, *sides)
-        both("updateTopic", "-c", CLUSTER, "-t", TOPIC, "-r", str(QUEUES), "-w", str(QUEUES))
+        both.check("updateTopic", "-c", CLUSTER, "-t", TOPIC, "-r", str(QUEUES), "-w", str(QUEUES))
         both.until_topic(TOPIC)
         yield both
     finally:
@@ -124,21 +130,20 @@ def both(
 
 @pytest.fixture(scope="module")
 def sent(both: Both) -> dict[str, str]:
-    """One message in each queue; gives each side's id of the first."""
+    """Send one message to each queue, and return each side's id of the first."""
     for queue in range(QUEUES):
         words = ("-t", TOPIC, "-p", f"body {queue}", "-k", f"key{queue} every", "-c", f"Tag{queue % 2}")
-        said = both("sendMessage", *words, "-b", BROKER, "-i", str(queue))
+        said = both.check("sendMessage", *words, "-b", BROKER, "-i", str(queue))
         assert "SEND_OK" in said
     return {side.name: _first_id(both, side) for side in both.sides}
 
 
 def _first_id(both: Both, side: Side) -> str:
-    """A broker puts a message into its index a moment after it has taken it."""
+    """Return the id of the first message; a broker indexes a message after it stores it."""
     pattern = re.compile(r"\b[0-9A-F]{32,}\b")
-    found: list[str] = eventually(
+    found: list[str] = wait_until(
         lambda: pattern.findall(both.say(side, "queryMsgByKey", "-t", TOPIC, "-k", "key0")),
         timeout_s=20,
-        every_s=0.5,
         what="the message is in the index",
     )
     return found[0]
@@ -146,12 +151,12 @@ def _first_id(both: Both, side: Side) -> str:
 
 @pytest.fixture
 async def members(both: Both, java: JavaClients, sent: dict[str, str]) -> AsyncIterator[list[JavaConsumer]]:
-    """A Java consumer on each cluster, which has had all messages and has said so."""
+    """A Java consumer on each cluster that has consumed all messages and committed."""
     async with AsyncExitStack() as stack:
         consumers = [await stack.enter_async_context(java.consumer(side.place, GROUP, TOPIC)) for side in both.sides]
         for consumer in consumers:
             await consumer.await_owned(QUEUES)
-        await both.eventually("consumerProgress", "-g", GROUP, has=ALL_CONSUMED, allowed=PROGRESS_TIMES)
+        await both.check_later("consumerProgress", "-g", GROUP, has=ALL_CONSUMED, allowed=PROGRESS_TIMES)
         yield consumers
 
 
@@ -165,12 +170,12 @@ PROGRESS_TIMES = (r"Consume TPS: .*", r"(TIME|N/A)( \S+)?$")
 
 
 def test_cluster_list(both: Both) -> None:
-    assert BROKER in both("clusterList", neutral=measured_columns)
-    both("clusterList", "-c", "NoSuchCluster", neutral=measured_columns)
+    assert BROKER in both.check("clusterList", neutral=measured_columns)
+    both.check("clusterList", "-c", "NoSuchCluster", neutral=measured_columns)
 
 
 def test_cluster_rt(both: Both) -> None:
-    said = both("+2", "clusterRT", "-a", "10", "-i", "600", neutral=rates_and_errors)
+    said = both.check("+2", "clusterRT", "-a", "10", "-i", "600", neutral=rates_and_errors)
     assert re.search(rf"{CLUSTER} {BROKER} RATE 10 0", said)
 
 
@@ -187,36 +192,36 @@ def test_settings_of_brokers(both: Both) -> None:
     differing = {key for key in theirs.keys() & mine.keys() if theirs[key] != mine[key]}
     assert differing <= SETTINGS_THAT_DIFFER
     assert {"brokerName", "flushDiskType", "fileReservedTime", "autoCreateTopicEnable", "maxMessageSize"} <= set(mine)
-    both("updateBrokerConfig", "-b", "{broker}", "-k", "maxMessageSize", "-v", "4194305")
+    both.check("updateBrokerConfig", "-b", "{broker}", "-k", "maxMessageSize", "-v", "4194305")
     for side in both.sides:
         assert settings(both.say(side, "getBrokerConfig", "-b", "{broker}"))["maxMessageSize"] == "4194305"
-    both("updateBrokerConfig", "-c", CLUSTER, "-k", "maxMessageSize", "-v", "4194304")
+    both.check("updateBrokerConfig", "-c", CLUSTER, "-k", "maxMessageSize", "-v", "4194304")
 
 
 def test_settings_of_name_servers(both: Both) -> None:
-    said = both("getNamesrvConfig", neutral=shared_settings(both))
+    said = both.check("getNamesrvConfig", neutral=shared_settings(both))
     assert "waitSecondsForService" in said
-    both("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "true")
-    both("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "false")
+    both.check("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "true")
+    both.check("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "false")
 
 
 def test_keys_and_values(both: Both) -> None:
     words = ("-s", "AdminSpace", "-k", "key")
-    assert "success" in both("updateKvConfig", *words, "-v", "value")
-    assert "success" in both("deleteKvConfig", *words)
+    assert "success" in both.check("updateKvConfig", *words, "-v", "value")
+    assert "success" in both.check("deleteKvConfig", *words)
 
 
 def test_write_permission(both: Both) -> None:
-    assert "OK" in both("wipeWritePerm", "-b", BROKER, allowed=[r"(?<=OK, )\d+"])
-    assert '"perm":4' in both("topicRoute", "-t", TOPIC).replace(" ", "")
-    assert "OK" in both("addWritePerm", "-b", BROKER, allowed=[r"(?<=OK, )\d+"])
-    assert '"perm":6' in both("topicRoute", "-t", TOPIC).replace(" ", "")
+    assert "OK" in both.check("wipeWritePerm", "-b", BROKER, allowed=[r"(?<=OK, )\d+"])
+    assert '"perm":4' in both.check("topicRoute", "-t", TOPIC).replace(" ", "")
+    assert "OK" in both.check("addWritePerm", "-b", BROKER, allowed=[r"(?<=OK, )\d+"])
+    assert '"perm":6' in both.check("topicRoute", "-t", TOPIC).replace(" ", "")
 
 
 def test_cleaning(both: Both) -> None:
     for command in ("cleanExpiredCQ", "cleanUnusedTopic"):
-        assert "success" in both(command, "-b", "{broker}")
-        assert "success" in both(command, "-c", CLUSTER)
+        assert "success" in both.check(command, "-b", "{broker}")
+        assert "success" in both.check(command, "-c", CLUSTER)
 
 
 # ------------------------------------------------------------------------------------------------------------ topics
@@ -227,55 +232,57 @@ def test_topic_list(both: Both) -> None:
     assert theirs - mine <= TOPICS_OF_APACHE_ONLY
     assert not mine - theirs
     assert {TOPIC, CLUSTER, BROKER, "TBW102"} <= mine
-    assert TOPIC in both("topicList", "-c", neutral=only(TOPIC))
+    assert TOPIC in both.check("topicList", "-c", neutral=only(TOPIC))
 
 
 def test_where_a_topic_is(both: Both, sent: dict[str, str]) -> None:
-    both("topicRoute", "-t", TOPIC)
-    both("topicRoute", "-t", TOPIC, "-l")
-    both("topicRoute", "-t", "NoSuchTopic", neutral=messages_only)
-    both("topicClusterList", "-t", TOPIC)
-    assert "TIME" in both("topicStatus", "-t", TOPIC)
-    both("allocateMQ", "-t", TOPIC, "-i", "10.0.0.1,10.0.0.2,10.0.0.3")
+    both.check("topicRoute", "-t", TOPIC)
+    both.check("topicRoute", "-t", TOPIC, "-l")
+    both.check("topicRoute", "-t", "NoSuchTopic", neutral=messages_only)
+    both.check("topicClusterList", "-t", TOPIC)
+    assert "TIME" in both.check("topicStatus", "-t", TOPIC)
+    both.check("allocateMQ", "-t", TOPIC, "-i", "10.0.0.1,10.0.0.2,10.0.0.3")
 
 
 def test_topics_come_and_go(both: Both) -> None:
     words = ("-c", CLUSTER, "-t", "ShortLived")
-    assert "success" in both("updateTopic", *words, "-r", "2", "-w", "3", "-p", "6")
+    assert "success" in both.check("updateTopic", *words, "-r", "2", "-w", "3", "-p", "6")
     both.until_topic("ShortLived")
-    assert "from 6 to 4" in both("updateTopicPerm", *words, "-p", "4")
-    assert "from 4 to 6" in both("updateTopicPerm", "-b", "{broker}", "-t", "ShortLived", "-p", "6")
-    both("updateTopicPerm", *words, "-p", "6")
-    assert "success" in both("updateTopic", "-b", "{broker}", "-t", "ShortLived", "-r", "5", "-w", "5", "-u", "true")
-    both("topicRoute", "-t", "ShortLived")
-    both("updateTopic", *words, "-a", "+message.type=FIFO")
-    both("updateTopic", *words, "-a", "+no.such=attribute", neutral=messages_only)
-    both("updateTopic", "-b", "{broker}", "-t", "TBW102", neutral=messages_only)
-    both("updateTopic", "-b", "{broker}", "-t", "bad name", neutral=messages_only)
-    assert "success" in both("deleteTopic", *words)
+    assert "from 6 to 4" in both.check("updateTopicPerm", *words, "-p", "4")
+    assert "from 4 to 6" in both.check("updateTopicPerm", "-b", "{broker}", "-t", "ShortLived", "-p", "6")
+    both.check("updateTopicPerm", *words, "-p", "6")
+    assert "success" in both.check(
+        "updateTopic", "-b", "{broker}", "-t", "ShortLived", "-r", "5", "-w", "5", "-u", "true"
+    )
+    both.check("topicRoute", "-t", "ShortLived")
+    both.check("updateTopic", *words, "-a", "+message.type=FIFO")
+    both.check("updateTopic", *words, "-a", "+no.such=attribute", neutral=messages_only)
+    both.check("updateTopic", "-b", "{broker}", "-t", "TBW102", neutral=messages_only)
+    both.check("updateTopic", "-b", "{broker}", "-t", "bad name", neutral=messages_only)
+    assert "success" in both.check("deleteTopic", *words)
     both.until_topic("ShortLived", is_there=False)
 
 
 def test_ordered_topics(both: Both) -> None:
     ordered = ("-t", "OrderedTopic")
-    assert "orderConf" in both("updateTopic", "-c", CLUSTER, *ordered, "-o", "true", "-w", "5")
-    assert f"{BROKER}:5" in both("updateOrderConf", *ordered, "-m", "get")
-    assert "success" in both("updateOrderConf", *ordered, "-m", "put", "-v", f"{BROKER}:6")
-    assert "success" in both("updateOrderConf", *ordered, "-m", "delete")
-    assert "success" in both("deleteTopic", "-c", CLUSTER, *ordered)
+    assert "orderConf" in both.check("updateTopic", "-c", CLUSTER, *ordered, "-o", "true", "-w", "5")
+    assert f"{BROKER}:5" in both.check("updateOrderConf", *ordered, "-m", "get")
+    assert "success" in both.check("updateOrderConf", *ordered, "-m", "put", "-v", f"{BROKER}:6")
+    assert "success" in both.check("updateOrderConf", *ordered, "-m", "delete")
+    assert "success" in both.check("deleteTopic", "-c", CLUSTER, *ordered)
 
 
 # ---------------------------------------------------------------------------------------------------------- messages
 
 
 def test_messages_are_found(both: Both, sent: dict[str, str]) -> None:
-    assert "ID" in both("queryMsgByKey", "-t", TOPIC, "-k", "every", neutral=in_order)
-    both("queryMsgByKey", "-t", TOPIC, "-k", "key1")
-    both("queryMsgByKey", "-t", TOPIC, "-k", "no-such-key", neutral=messages_only)
+    assert "ID" in both.check("queryMsgByKey", "-t", TOPIC, "-k", "every", neutral=in_order)
+    both.check("queryMsgByKey", "-t", TOPIC, "-k", "key1")
+    both.check("queryMsgByKey", "-t", TOPIC, "-k", "no-such-key", neutral=messages_only)
     at = ("-t", TOPIC, "-b", BROKER, "-i")
     for queue in ("0", "3"):
-        both("queryMsgByOffset", *at, queue, "-o", "0", neutral=without_file, allowed=PLACES)
-    both("queryMsgByOffset", *at, "0", "-o", "99", neutral=messages_only)
+        both.check("queryMsgByOffset", *at, queue, "-o", "0", neutral=without_file, allowed=PLACES)
+    both.check("queryMsgByOffset", *at, "0", "-o", "99", neutral=messages_only)
     said = []
     for side in both.sides:
         by_unique_key = both.say(side, "queryMsgByUniqueKey", "-t", TOPIC, "-i", sent[side.name])
@@ -287,15 +294,15 @@ def test_messages_are_found(both: Both, sent: dict[str, str]) -> None:
 
 
 def test_messages_are_printed(both: Both, sent: dict[str, str]) -> None:
-    said = both("printMsg", "-t", TOPIC, "-d", "true", neutral=in_order, allowed=PLACES)
+    said = both.check("printMsg", "-t", TOPIC, "-d", "true", neutral=in_order, allowed=PLACES)
     assert "body 3" in said
-    both("printMsg", "-t", TOPIC, "-s", "Tag1", "-d", "true", neutral=in_order, allowed=PLACES)
-    both("consumeMessage", "-t", TOPIC, "-b", BROKER, "-i", "2", "-o", "0", "-c", "1", allowed=PLACES)
-    both("consumeMessage", "-t", TOPIC, "-g", "printing", "-c", str(QUEUES), neutral=in_order, allowed=PLACES)
+    both.check("printMsg", "-t", TOPIC, "-s", "Tag1", "-d", "true", neutral=in_order, allowed=PLACES)
+    both.check("consumeMessage", "-t", TOPIC, "-b", BROKER, "-i", "2", "-o", "0", "-c", "1", allowed=PLACES)
+    both.check("consumeMessage", "-t", TOPIC, "-g", "printing", "-c", str(QUEUES), neutral=in_order, allowed=PLACES)
 
 
-def test_sending_is_measured(both: Both) -> None:
-    both(
+def test_check_msg_send_rt_prints_the_same(both: Both) -> None:
+    both.check(
         "checkMsgSendRT",
         "-t",
         TOPIC,
@@ -311,52 +318,52 @@ def test_sending_is_measured(both: Both) -> None:
 # ------------------------------------------------------------------------------------------------------------ groups
 
 
-async def test_a_group_at_work(both: Both, java: JavaClients, members: list[JavaConsumer]) -> None:
+async def test_the_state_of_a_consuming_group(both: Both, java: JavaClients, members: list[JavaConsumer]) -> None:
     async with AsyncExitStack() as stack:
         for side in both.sides:
             producer = await stack.enter_async_context(java.producer(side.place, "admin-producers"))
             for number in range(QUEUES):  # left to itself, each thread of a Java producer begins somewhere else
                 await producer.send(TOPIC, b"at work", order_key=str(number))
-        await both.eventually("producerConnection", "-g", "admin-producers", "-t", TOPIC, has="JAVA")
+        await both.check_later("producerConnection", "-g", "admin-producers", "-t", TOPIC, has="JAVA")
         for consumer in members:
             await consumer.take(2 * QUEUES)
-        said = await both.eventually("consumerProgress", "-g", GROUP, has=ALL_CONSUMED, allowed=PROGRESS_TIMES)
+        said = await both.check_later("consumerProgress", "-g", GROUP, has=ALL_CONSUMED, allowed=PROGRESS_TIMES)
         assert f"{TOPIC} {BROKER} 3" in said
-        both("consumerProgress", "-g", GROUP, "-s", "true", allowed=PROGRESS_TIMES)
-        both("consumerProgress", neutral=only(GROUP), allowed=[r"(?<=CLUSTERING )\d+"])
-        both("consumerConnection", "-g", GROUP, neutral=in_order)
-        both("consumerStatus", "-g", GROUP, neutral=only("CLIENT", "SUBSCRIPTION", TOPIC))
+        both.check("consumerProgress", "-g", GROUP, "-s", "true", allowed=PROGRESS_TIMES)
+        both.check("consumerProgress", neutral=only(GROUP), allowed=[r"(?<=CLUSTERING )\d+"])
+        both.check("consumerConnection", "-g", GROUP, neutral=in_order)
+        both.check("consumerStatus", "-g", GROUP, neutral=only("CLIENT", "SUBSCRIPTION", TOPIC))
         for side, consumer in zip(both.sides, members, strict=True):
             said = both.say(side, "consumerStatus", "-g", GROUP, "-i", consumer.client_id)
             assert re.search(rf"{TOPIC} +{BROKER} +3", said)
         # Apache's broker counts now and then.
         counted = rf"\b{SENDS + 2 * QUEUES}\s+{SENDS + 2 * QUEUES}\b"
-        await both.eventually("statsAll", "-a", "-t", TOPIC, has=counted, neutral=rates_and_errors)
-    both("producerConnection", "-g", "nobody", "-t", TOPIC, neutral=messages_only)
-    both("consumerConnection", "-g", "nobody", neutral=messages_only)
-    both("consumerProgress", "-g", "nobody", neutral=messages_only)
+        await both.check_later("statsAll", "-a", "-t", TOPIC, has=counted, neutral=rates_and_errors)
+    both.check("producerConnection", "-g", "nobody", "-t", TOPIC, neutral=messages_only)
+    both.check("consumerConnection", "-g", "nobody", neutral=messages_only)
+    both.check("consumerProgress", "-g", "nobody", neutral=messages_only)
 
 
-def test_groups_come_and_go(both: Both) -> None:
+def test_groups_are_created_and_deleted(both: Both) -> None:
     words = ["-s", "true", "-m", "true", "-o", "true", "-q", "2", "-r", "7", "-w", "0", "-a", "false"]
-    both("updateSubGroup", "-g", "short-lived", "-b", "{broker}", *words)
-    both("updateSubGroup", "-g", "short-lived", "-c", CLUSTER, neutral=messages_only)
-    both("deleteSubGroup", "-g", "short-lived", "-b", "{broker}", "-r", "true")
-    both("deleteSubGroup", "-g", "short-lived", "-c", CLUSTER)
+    both.check("updateSubGroup", "-g", "short-lived", "-b", "{broker}", *words)
+    both.check("updateSubGroup", "-g", "short-lived", "-c", CLUSTER, neutral=messages_only)
+    both.check("deleteSubGroup", "-g", "short-lived", "-b", "{broker}", "-r", "true")
+    both.check("deleteSubGroup", "-g", "short-lived", "-c", CLUSTER)
 
 
-async def test_groups_are_moved(both: Both, sent: dict[str, str], java: JavaClients) -> None:
+async def test_group_offsets_are_reset_and_cloned(both: Both, sent: dict[str, str], java: JavaClients) -> None:
     group = "admin-moved"
-    both("updateSubGroup", "-g", group, "-c", CLUSTER, neutral=messages_only)
+    both.check("updateSubGroup", "-g", group, "-c", CLUSTER, neutral=messages_only)
     words = ("-g", group, "-t", TOPIC)
-    both("resetOffsetByTime", *words, "-s", "-1", neutral=in_order)
-    both("consumerProgress", "-g", group, "-t", TOPIC, allowed=PROGRESS_TIMES, neutral=in_order)
-    both("resetOffsetByTime", *words, "-s", "2020-01-01#00:00:00:000", neutral=in_order)
-    both("resetOffsetByTime", *words, "-s", "now", "-b", "{broker}", "-q", "1", "-o", "1", neutral=in_order)
-    both("consumerProgress", "-g", group, "-t", TOPIC, allowed=PROGRESS_TIMES, neutral=in_order)
-    both("updateSubGroup", "-g", "admin-cloned", "-c", CLUSTER, neutral=messages_only)
-    both("cloneGroupOffset", "-s", group, "-d", "admin-cloned", "-t", TOPIC, "-o", "false", neutral=in_order)
-    both("consumerProgress", "-g", "admin-cloned", "-t", TOPIC, allowed=PROGRESS_TIMES, neutral=in_order)
+    both.check("resetOffsetByTime", *words, "-s", "-1", neutral=in_order)
+    both.check("consumerProgress", "-g", group, "-t", TOPIC, allowed=PROGRESS_TIMES, neutral=in_order)
+    both.check("resetOffsetByTime", *words, "-s", "2020-01-01#00:00:00:000", neutral=in_order)
+    both.check("resetOffsetByTime", *words, "-s", "now", "-b", "{broker}", "-q", "1", "-o", "1", neutral=in_order)
+    both.check("consumerProgress", "-g", group, "-t", TOPIC, allowed=PROGRESS_TIMES, neutral=in_order)
+    both.check("updateSubGroup", "-g", "admin-cloned", "-c", CLUSTER, neutral=messages_only)
+    both.check("cloneGroupOffset", "-s", group, "-d", "admin-cloned", "-t", TOPIC, "-o", "false", neutral=in_order)
+    both.check("consumerProgress", "-g", "admin-cloned", "-t", TOPIC, allowed=PROGRESS_TIMES, neutral=in_order)
 
 
 # ------------------------------------------------------------------------------------- what may differ, and only that

@@ -12,7 +12,7 @@ from tests.peers.client.python_client import consuming
 LATE_S = 3.0
 
 
-async def test_what_node_sends_arrives_everywhere(node: PeerClients, java: JavaClients, place: Place) -> None:
+async def test_messages_from_node_reach_all_clients(node: PeerClients, java: JavaClients, place: Place) -> None:
     topic = await java.create_topic(place, "NodePlain")
     async with (
         node.consumer(place, "node-push", topic) as pushed,

@@ -14,7 +14,7 @@ import json
 import ssl
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -23,11 +23,12 @@ from typing import Any, Final, Literal
 
 from skyroute import Credentials
 from tests.support.apache import SMALL_HEAP, PeerProcess, java
+from tests.support.waiting import eventually
 
 CALL_TIMEOUT_S: Final = 30.0
 ARRIVAL_TIMEOUT_S: Final = 30.0
 
-# Java looks after its queues every twenty seconds unless it is told to; a test need not wait that long.
+# Java rebalances every twenty seconds by default, too long for a test.
 OPTIONS: Final = (*SMALL_HEAP, "-Drocketmq.client.rebalance.waitInterval=1000")
 
 Outcome = Literal["commit", "rollback", "unknown"]
@@ -48,7 +49,7 @@ class Place:
 
     name_servers: str
     brokers: tuple[str, ...]
-    """Their addresses, to create topics."""
+    """Addresses of the brokers, to create topics on."""
     java: dict[str, object]
     python: dict[str, Any]
 
@@ -403,7 +404,7 @@ class JavaConsumer:
         return self.clients.told("message", self.name)
 
     async def take(self, count: int, *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> list[Received]:
-        """Wait for this number of messages, and return all."""
+        """Wait for at least `count` messages, and return all received."""
         return await self.clients.await_told("message", self.name, lambda told: len(told) >= count, timeout_s)
 
     async def find(self, is_wanted: Callable[[Received], bool], *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> Received:
@@ -412,7 +413,7 @@ class JavaConsumer:
         return next(filter(is_wanted, told))
 
     async def take_bodies(self, bodies: Iterable[bytes], *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> list[Received]:
-        """All that it has received, once each of these bodies is among it."""
+        """Wait until each of these bodies is received, and return all messages."""
         wanted = set(bodies)
 
         def is_enough(told: Sequence[Received]) -> bool:
@@ -429,7 +430,7 @@ class JavaConsumer:
         return {(topic, broker, queue) for topic, broker, queue in await self.clients.call("owned", {"of": self.name})}
 
     async def await_owned(self, count: int, *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> set[tuple[str, str, int]]:
-        """Wait for this number of queues, and return them."""
+        """Wait until it owns `count` queues, and return them."""
         owned: set[tuple[str, str, int]] = set()
 
         async def has_as_many() -> bool:
@@ -437,22 +438,8 @@ class JavaConsumer:
             owned.update(await self.owned())
             return len(owned) == count
 
-        await until(has_as_many, timeout_s=timeout_s, what=f"{self.name} owns {count} queues")
+        await eventually(has_as_many, timeout_s=timeout_s, what=f"{self.name} owns {count} queues")
         return owned
-
-
-async def until(probe: Callable[[], Awaitable[bool]], *, timeout_s: float = ARRIVAL_TIMEOUT_S, what: str = "") -> None:
-    """Ask an outside process until the answer is yes.
-
-    Raises:
-        TimeoutError: It never was.
-    """
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not await probe():  # noqa: ASYNC110 - another process sends no event
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise TimeoutError(f"not within {timeout_s:g} s: {what or probe}") from None
 
 
 def message(

@@ -1,4 +1,4 @@
-"""A member of a consumer group as a process of its own, so that a test can kill it.
+"""A member of a consumer group in its own process, so that a test can kill it.
 
 Arguments: name servers, group, topic. Prints `owns N` whenever the number of its queues changes, and `got BODY`.
 """
@@ -10,9 +10,13 @@ import sys
 
 from skyroute import Consumer, StartPosition, StoredMessage
 from tests.peers.client.python_client import QUICK
+from tests.support.waiting import eventually
+
+TEST_S = 600.0
+"""Longer than any test."""
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -22,16 +26,19 @@ async def main(name_servers: str, group: str, topic: str) -> None:
 
     @consumer.on(topic)
     async def handle(message: StoredMessage) -> None:
-        _say(f"got {message.body.decode()}")
+        _print(f"got {message.body.decode()}")
 
     async with consumer:
-        _say("serving")
+        _print("serving")
         owned = -1
+
+        async def has_changed() -> bool:
+            return len(consumer.assignment) != owned
+
         while True:
-            if len(consumer.assignment) != owned:
-                owned = len(consumer.assignment)
-                _say(f"owns {owned}")
-            await asyncio.sleep(0.05)
+            owned = len(consumer.assignment)
+            _print(f"owns {owned}")
+            await eventually(has_changed, timeout_s=TEST_S)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,15 @@ from typing import Any
 from skyroute import Consumer, ConsumeResult, StartPosition, StoredMessage
 from skyroute.client.consuming.intervals import Intervals
 from skyroute.client.consuming.subscription import Expression
-from tests.peers.client.java_client import ARRIVAL_TIMEOUT_S, Place, until
+from tests.peers.client.java_client import ARRIVAL_TIMEOUT_S, Place
+from tests.support.waiting import eventually
 
 QUICK = Intervals(rebalance_s=1.0, commit_s=1.0)
-"""Looks after its queues as often as the Java clients of these tests."""
+"""The intervals of the Java clients of these tests."""
 
 
 class Inbox:
-    """A consumer with a handler that keeps what it is given, and refuses it as often as it was told to."""
+    """A consumer whose handler keeps each message, and fails the first `failures` deliveries of it."""
 
     def __init__(self, consumer: Consumer, failures: int) -> None:
         self.consumer = consumer
@@ -32,13 +33,13 @@ class Inbox:
         return ConsumeResult.RETRY if message.reconsume_times < self._failures else ConsumeResult.SUCCESS
 
     async def take(self, count: int, *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> list[StoredMessage]:
-        """Wait for this number of messages, and return all."""
+        """Wait for at least `count` messages, and return all received."""
         return await self._wait(lambda: len(self.received) >= count, timeout_s)
 
     async def take_bodies(
         self, bodies: Iterable[bytes], *, timeout_s: float = ARRIVAL_TIMEOUT_S
     ) -> list[StoredMessage]:
-        """All that was received, once each of these bodies is among it."""
+        """Wait until each of these bodies is received, and return all messages."""
         wanted = set(bodies)
 
         def is_enough() -> bool:
@@ -50,7 +51,7 @@ class Inbox:
         async def has_as_many() -> bool:
             return len(self.consumer.assignment) == count
 
-        await until(has_as_many, what=f"{self.consumer!r} owns {count} queues, not {self.consumer.assignment}")
+        await eventually(has_as_many, what=f"{self.consumer!r} owns {count} queues, not {self.consumer.assignment}")
 
     async def _wait(self, is_enough: Callable[[], bool], timeout_s: float) -> list[StoredMessage]:
         try:

@@ -97,7 +97,7 @@ async def test_large_and_compressed_bodies_arrive_whole(
             assert (await inbox.take(2))[1].body == body
 
 
-async def test_failed_messages_come_again_and_end_as_dead_letters(java: JavaClients, place: Place) -> None:
+async def test_failed_messages_are_retried_and_end_in_the_dead_letter_queue(java: JavaClients, place: Place) -> None:
     """Java's consumer reads our dead letters, and ours reads Java's."""
     topic = await java.create_topic(place, "TakenBadly")
     async with (
@@ -129,7 +129,9 @@ async def test_failed_messages_come_again_and_end_as_dead_letters(java: JavaClie
     assert (len(inbox.received), len(java_inbox.received), len(at_last.received)) == (3, 3, 3)
 
 
-async def test_broadcasting_gives_every_member_everything(java: JavaClients, place: Place, tmp_path: Path) -> None:
+async def test_broadcasting_delivers_every_message_to_every_member(
+    java: JavaClients, place: Place, tmp_path: Path
+) -> None:
     topic = await java.create_topic(place, "TakenByAll")
     group = "taken-by-all"
 

@@ -16,7 +16,7 @@ from tests.support.shown import PRINTED, ROOT, programs_for, runs_for_ever
 
 
 @pytest.mark.parametrize("name", PRINTED)
-async def test_an_example_does_what_it_says(name: str, place: Place) -> None:
+async def test_an_example_prints_the_expected_output(name: str, place: Place) -> None:
     printed = await run(ROOT / "examples" / name, place.name_servers)
     assert re.fullmatch(PRINTED[name], printed), printed
 

@@ -11,6 +11,7 @@ import pytest
 from skyroute import Message, Producer, SkyrouteError
 from skyroute.client.errors import BrokerRefusedError, NoPermissionError
 from skyroute.remoting.errors import RemotingError
+from skyroute.wire.codes import ResponseCode
 from tests.peers.client.conftest import DELAY_LEVEL, USER
 from tests.peers.client.java_client import JavaClients, JavaError, Place, message
 from tests.peers.client.python_client import consuming
@@ -39,10 +40,10 @@ async def test_with_acl_and_tls_both_languages_exchange_messages(java: JavaClien
             await producer.send(Message(others, b"not mine"))
         with pytest.raises(JavaError) as refused:
             await java_producer.send(others, b"not mine")
-        assert refused.value.code == 16
+        assert refused.value.code == ResponseCode.NO_PERMISSION
 
 
-async def test_who_signs_wrongly_or_not_at_all_is_refused(java: JavaClients, guarded: Place) -> None:
+async def test_a_wrong_or_missing_signature_is_refused(java: JavaClients, guarded: Place) -> None:
     topic = await java.create_topic(guarded, "GuardedFromStrangers")
     nobody = {key: value for key, value in guarded.python.items() if key != "credentials"}
     for stranger in (
@@ -65,7 +66,7 @@ async def test_tls_that_does_not_fit_is_a_typed_error(java: JavaClients, guarded
                 await producer.send(Message(topic, b"?"), timeout_s=5)
 
 
-async def test_a_broker_of_the_4_x_line_is_served_as_well(java: JavaClients, older: Place) -> None:
+async def test_a_4_x_broker_registers(java: JavaClients, older: Place) -> None:
     topic = await java.create_topic(older, "OlderTopic")
     async with (
         Producer("older-python", **older.python) as producer,

@@ -40,7 +40,7 @@ async def test_we_reply_to_java_s_requests(java: JavaClients, place: Place) -> N
     assert [each.body for each in replies] == [b"python's reply to question %d" % number for number in range(10)]
 
 
-async def test_a_request_that_nobody_answers_ends_in_time(java: JavaClients, place: Place) -> None:
+async def test_a_request_without_a_reply_times_out(java: JavaClients, place: Place) -> None:
     topic = await java.create_topic(place, "AskedInVain")
     async with Producer("python-asks", **place.python) as producer:
         with pytest.raises(RequestTimeoutError):

@@ -50,7 +50,7 @@ async def test_plain_messages_arrive_with_all_they_carry(java: JavaClients, plac
         assert (len(by_tag.received), len(by_sql.received)) == (2, 1)
 
 
-async def test_a_topic_that_nobody_created_is_made_by_the_first_send(java: JavaClients, place: Place) -> None:
+async def test_the_first_send_creates_a_topic(java: JavaClients, place: Place) -> None:
     async with Producer("python-producers", **place.python) as producer:
         results = [await producer.send(Message("SentToNobody", b"%d" % number)) for number in range(8)]
         assert {result.queue.broker_name for result in results} == {"first"}

@@ -8,8 +8,9 @@ from typing import Any
 
 from skyroute import Message, Producer
 from skyroute.client.trace.records import ConsumeEnded, ConsumeStarted, Sent, TracedKind, TracedReturn, decode_trace
-from tests.peers.client.java_client import JavaClients, Place, until
+from tests.peers.client.java_client import JavaClients, Place
 from tests.peers.client.python_client import consuming
+from tests.support.waiting import eventually
 
 TRACES = "RMQ_SYS_TRACE_TOPIC"
 
@@ -34,7 +35,7 @@ async def test_java_reads_our_traces(java: JavaClients, place: Place) -> None:
                         told.setdefault(context["traceType"], []).append(context)
             return {kind: len(contexts) for kind, contexts in told.items()} == {"Pub": 1, "SubBefore": 2, "SubAfter": 2}
 
-        await until(is_all_told, what="a send and two attempts to consume are told")
+        await eventually(is_all_told, what="a send and two attempts to consume are told")
     (pub,) = told["Pub"]
     (bean,) = pub["traceBeans"]
     assert (pub["groupName"], pub["success"]) == ("traced-python", True)
@@ -63,7 +64,7 @@ async def test_we_read_java_s_traces(java: JavaClients, place: Place) -> None:
             records[:] = [record for record in told if record.message_id == sent.message_id]
             return Counter(map(type, records)) == {Sent: 1, ConsumeStarted: 2, ConsumeEnded: 2}
 
-        await until(is_all_told, what="a send and two attempts to consume are told")
+        await eventually(is_all_told, what="a send and two attempts to consume are told")
     (pub,) = (record for record in records if isinstance(record, Sent))
     assert (pub.group, pub.topic, pub.tag, pub.keys) == ("java-producers", topic, "t", ("key-of-java-s",))
     assert (pub.kind, pub.body_bytes, pub.success) == (TracedKind.NORMAL, 6, True)

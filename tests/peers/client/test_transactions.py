@@ -79,6 +79,6 @@ async def test_a_java_producer_of_the_group_answers_for_ours_and_ours_for_java_s
     assert {each.body for each in received} == {b"from python", b"from java", b"hello"}
 
 
-async def test_the_example_of_a_transaction_does_what_it_says(place: Place) -> None:
+async def test_the_transaction_example_prints_the_expected_output(place: Place) -> None:
     printed = await run(ROOT / "examples" / "transaction.py", place.name_servers)
     assert printed == "ten COMMIT\ntoo much ROLLBACK\n"

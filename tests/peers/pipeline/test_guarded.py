@@ -44,7 +44,7 @@ async def test_spark_and_java_exchange_messages_behind_acl_and_tls(
     assert {bytes(row.body) for row in found.collect()} == expected
 
 
-async def test_who_may_not_read_is_told_so(
+async def test_a_wrong_secret_or_an_untrusted_certificate_is_an_error(
     spark: SparkSession, java: JavaClients, guarded: Place, certificates: Certificates, tmp_path: Path
 ) -> None:
     topic = await java.create_topic(guarded, "SparkGuardedFromStrangers")

@@ -36,7 +36,7 @@ async def read_all(place: Place, topic: str, **options: str) -> list[bytes]:
     return bodies(rows)
 
 
-async def test_every_message_comes_once_and_in_order(place: Place, topic: str) -> None:
+async def test_every_message_is_read_once_and_in_order(place: Place, topic: str) -> None:
     expected = [b"%d" % number for number in range(COUNT)]
     for pull_messages in ("1024", "50", "8"):
         assert await read_all(place, topic, pullBatchSize=pull_messages) == expected

@@ -1,4 +1,4 @@
-"""A broker's tables and store over real files, with a manual clock and no sockets."""
+"""A broker's tables, store and handlers over real files, with a manual clock."""
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ def whole(response: Response) -> Response:
 
 @dataclass
 class State:
-    """The components, constructed as in a broker."""
+    """The components that handlers need, as a broker creates them."""
 
     folder: Path
     config: BrokerConfig = field(default_factory=settings)
@@ -100,7 +100,7 @@ class State:
         self.long_polling = LongPolling(self.clock.monotonic)
         self.stats = Stats(self.clock)
         self.step_runner = CountingStepRunner(BusyPolling(), self.clock)
-        self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", "127.0.0.1:10912", HOST)
+        self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", HOST)
 
     def now_ms(self) -> int:
         return int(self.clock.wall() * 1000)
@@ -167,7 +167,7 @@ class State:
         )
 
     async def ask(self, handler: Handler, request: Request) -> Response:
-        """Return the response of a handler, as a connection gets it."""
+        """Handle a request as a connection would."""
         answer: Answer = Dispatcher({request.code: handler}).answer(request, self.peer)
         if isinstance(answer, Response):
             return whole(answer)

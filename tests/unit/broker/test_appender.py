@@ -23,7 +23,7 @@ from skyroute.remoting.dispatch import wait_for_response
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.command import Response
 from tests.support.clock import ManualClock
-from tests.support.disks import ForgetfulDisk, FullDisk, StuckDisk, bodies, draft, small_store
+from tests.support.disks import BlockingDisk, FailingSyncDisk, FullDisk, bodies, draft, small_store
 from tests.unit.broker.test_long_polling import Reader
 
 
@@ -147,24 +147,24 @@ async def test_with_async_flush_a_send_does_not_wait(room: Room) -> None:
 
 
 async def test_with_sync_flush_a_send_and_its_readers_wait_for_the_flush(tmp_path: Path) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     with room_in(tmp_path, disk, sync=True) as room:
         reader = Reader()
         room.long_polling.suspend(reader)
-        disk.stick()
+        disk.block()
         safe = room.appender.until_flushed(room.appender.put(draft()))
         assert safe is not None
         waiting = asyncio.ensure_future(safe)
         await asyncio.sleep(0)
         assert (waiting.done(), reader.looks, bodies(room.store)) == (False, 0, [])
-        disk.move()
+        disk.unblock()
         await waiting
         assert (reader.looks, bodies(room.store)) == (1, [b"body"])
         await room.flushing.stop()
 
 
 async def test_with_sync_flush_an_append_without_a_wait_is_flushed_too(tmp_path: Path) -> None:
-    with room_in(tmp_path, ForgetfulDisk(), sync=True) as room:
+    with room_in(tmp_path, FailingSyncDisk(), sync=True) as room:
         reader = Reader()
         room.long_polling.suspend(reader)
         reader.finds = Response
@@ -178,17 +178,17 @@ async def test_with_sync_flush_an_append_without_a_wait_is_flushed_too(tmp_path:
 @pytest.mark.parametrize(("outcome", "text"), [(Flushed.LATE, "late"), (Flushed.FAILED, "failed")])
 async def test_a_send_fails_if_its_flush_is_late_or_fails(tmp_path: Path, outcome: Flushed, text: str) -> None:
     disk: Disk
-    stuck, forgetful = StuckDisk(), ForgetfulDisk()
+    stuck, forgetful = BlockingDisk(), FailingSyncDisk()
     disk = stuck if outcome is Flushed.LATE else forgetful
     with room_in(tmp_path, disk, sync=True) as room:
-        stuck.stick()
+        stuck.block()
         room.timeout_s = 0.01 if outcome is Flushed.LATE else 10.0
-        forgetful.forgets = True
+        forgetful.fails = True
         safe = room.appender.until_flushed(room.appender.put(draft()))
         assert safe is not None
         with pytest.raises(FileWriteError, match=f"record at 0 is not on the disk: flush {text}"):
             await safe
-        stuck.move()
+        stuck.unblock()
         await room.flushing.stop()
 
 

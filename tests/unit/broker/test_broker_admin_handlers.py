@@ -1,4 +1,4 @@
-"""What operators ask of a broker itself, with all its components and no sockets."""
+"""Requests of operators about the broker, with all its components and without sockets."""
 
 import re
 from collections.abc import AsyncIterator
@@ -43,7 +43,7 @@ class Room:
             index_slots=16,
             index_entries=64,
         )
-        identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
+        identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", HERE)
         self.components = Components(self.config, identity, self.clock, lambda _connection: None)
         self.components.load()
         self.on = BrokerAdminHandlers(self.components)

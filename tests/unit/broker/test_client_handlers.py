@@ -83,7 +83,7 @@ class Room:
         return Dispatcher({request.code: handler}).answer(request, peer or self.peer)
 
     def ask(self, handler: Handler, request: Request, peer: Peer | None = None) -> Response:
-        """Have a request answered that is answered at once."""
+        """Handle a request whose response is immediate."""
         answer = self.answer(handler, request, peer)
         assert isinstance(answer, Response)
         return answer

@@ -10,8 +10,8 @@ from skyroute.broker.delivery.flush_wait import Flushed, Flushing
 from skyroute.broker.store.errors import StoreClosedError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.files.disk import Disk
-from tests.support.disks import NOW_MS, ForgetfulDisk, StuckDisk, draft, small_store
-from tests.support.lines import eventually
+from tests.support.disks import NOW_MS, BlockingDisk, FailingSyncDisk, draft, small_store
+from tests.support.waiting import eventually
 
 
 class CountingDisk(Disk):
@@ -80,25 +80,25 @@ async def test_appends_of_one_turn_share_a_flush(make: Make) -> None:
 
 
 async def test_appends_during_a_flush_share_the_next_flush(make: Make) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     room = make(disk)
-    disk.stick()
+    disk.block()
     room.wait("a")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     room.wait("b")
     room.wait("c")
     assert repr(room.flushing) == "<Flushing waiting=3 busy>"
-    disk.move()
+    disk.unblock()
     await eventually(lambda: room.is_told("a", "b", "c"))
     assert room.flushes == 2
     await room.flushing.stop()
 
 
 async def test_each_wait_ends_at_its_own_timeout_if_the_disk_hangs(make: Make) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     room = make(disk)
-    disk.stick()
+    disk.block()
     room.timeout_s = 0.01
     room.wait("a")
     await eventually(lambda: room.is_told("a"))
@@ -106,16 +106,16 @@ async def test_each_wait_ends_at_its_own_timeout_if_the_disk_hangs(make: Make) -
     await eventually(lambda: room.is_told("a", "b"))
     room.timeout_s = 60
     room.wait("c")
-    disk.move()
+    disk.unblock()
     await eventually(lambda: room.is_told("a", "b", "c"))
     assert room.outcomes == [Flushed.LATE, Flushed.LATE, Flushed.DONE]
     await room.flushing.stop()
 
 
 async def test_a_failed_flush_fails_all_waits_and_stops_the_store(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    disk = ForgetfulDisk()
+    disk = FailingSyncDisk()
     room = make(disk)
-    disk.forgets = True
+    disk.fails = True
     room.wait("a")
     room.wait("b")
     await eventually(lambda: room.is_told("a", "b"))
@@ -123,7 +123,7 @@ async def test_a_failed_flush_fails_all_waits_and_stops_the_store(make: Make, ca
     assert "flush failed cause=this sync fails" in caplog.text
     with pytest.raises(StoreClosedError, match="could not be flushed"):
         room.append()
-    disk.forgets = False
+    disk.fails = False
     room.flushing.flush_soon()
     async with asyncio.timeout(5):
         await room.flushing.run()  # it ends after a failure
@@ -143,16 +143,16 @@ async def test_flush_soon_flushes_without_a_wait(make: Make) -> None:
 
 
 async def test_a_flush_requested_during_a_flush_follows_it(make: Make) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     room = make(disk)
-    disk.stick()
+    disk.block()
     room.append()
     room.flushing.flush_soon()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     room.append()
     room.flushing.flush_soon()
-    disk.move()
+    disk.unblock()
     await eventually(lambda: room.store.flushed_position == room.store.max_position)
     assert room.flushes == 2
     await room.flushing.stop()
@@ -172,24 +172,24 @@ async def test_the_background_task_flushes_the_log_and_the_queues(make: Make) ->
 
 
 async def test_drain_returns_after_all_present_waits(make: Make) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     room = make(disk)
     await room.flushing.drain()
-    disk.stick()
+    disk.block()
     room.wait("a")
     drained = asyncio.ensure_future(room.flushing.drain())
     await asyncio.sleep(0)
     assert not drained.done()
-    disk.move()
+    disk.unblock()
     await drained
     assert room.outcomes_by_name == [("a", Flushed.DONE)]
     await room.flushing.stop()
 
 
 async def test_stop_waits_for_the_current_flush_and_fails_the_other_waits(make: Make) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     room = make(disk)
-    disk.stick()
+    disk.block()
     room.wait("a")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -197,7 +197,7 @@ async def test_stop_waits_for_the_current_flush_and_fails_the_other_waits(make: 
     stopping = asyncio.ensure_future(room.flushing.stop())
     await asyncio.sleep(0)
     assert not stopping.done()
-    disk.move()
+    disk.unblock()
     await stopping
     assert room.outcomes_by_name == [("a", Flushed.DONE), ("b", Flushed.FAILED)]
     room.wait("c")

@@ -1,4 +1,4 @@
-"""Questions that a broker passes on to consumers."""
+"""Requests that a broker forwards to consumers."""
 
 import pytest
 

@@ -63,7 +63,7 @@ async def test_a_created_group_is_saved_before_the_response(state: State) -> Non
         (
             encode_group_update(GroupConfig("g", retry_policy={"ratio": 0.5})),
             ResponseCode.SYSTEM_ERROR,
-            "could not be kept",
+            "no JSON form",
         ),
         (
             Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b"{"),

@@ -1,4 +1,4 @@
-"""Finding single messages."""
+"""Queries for single messages."""
 
 import json
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from skyroute.message.tags import tag_code
 from skyroute.wire.calls.query import UnitsQuery, encode_key_query, encode_units_query, encode_view
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
-from tests.support.disks import NOW_MS, HastyDisk, draft, small_store
+from tests.support.disks import NOW_MS, NoSyncDisk, draft, small_store
 from tests.unit.broker.clients import a_beat, a_consumer, a_peer
 from tests.unit.broker.state import State
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    store = small_store(tmp_path / "messages", HastyDisk(), log_segment_bytes=1 << 20)
+    store = small_store(tmp_path / "messages", NoSyncDisk(), log_segment_bytes=1 << 20)
     yield store
     store.close()
 

@@ -1,4 +1,4 @@
-"""Pulls with a condition: how long they search, and where they say that the search came to."""
+"""Pulls with an SQL filter: the time limit of their search, and where it continues."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.unit.broker.state import HOST, State
 
 
 class SlowClock:
-    """A millisecond passes each time it is asked."""
+    """A clock that advances a millisecond at each call."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -105,7 +105,7 @@ def test_a_suspended_pull_returns_retry_immediately_when_its_search_ends_early(
     answer.then(given.append)
     store(state, a="1")
     state.long_polling.wake_queue("Orders", 0)
-    assert given == []  # all was looked at
+    assert given == []  # the search reached the end
     for number in range(2, 40):
         store(state, a=str(number))
     state.long_polling.wake_queue("Orders", 0)

@@ -35,7 +35,7 @@ PRODUCER = encode_host("10.0.0.7", 40000)
 
 
 class Room:
-    """What takes messages back and recalls them, over a real store."""
+    """The handlers for messages sent back and for recalls, with a real store."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -187,7 +187,7 @@ async def test_invalid_send_backs_are_refused(state: State) -> None:
             ResponseCode.SYSTEM_ERROR,
             f"look message by offset failed, {position}",
         )
-    assert state.announced == [TopicConfig("%RETRY%CG", 1, 1)]  # it is made before anybody looks for the message
+    assert state.announced == [TopicConfig("%RETRY%CG", 1, 1)]  # created before the message is read
     state.topics.put(TopicConfig("%RETRY%CG", 1, 1, 4))
     assert (await room.send_back(stored.log_position)).code == ResponseCode.NO_PERMISSION
     state.config.broker_permission = 4

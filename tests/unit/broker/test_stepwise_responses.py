@@ -1,4 +1,4 @@
-"""Answers about the largest tables are made in steps, none of which looks at more than a bounded number of entries."""
+"""Responses about large tables are written in steps, each over a bounded number of entries."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -22,9 +22,9 @@ from skyroute.wire.command import Request, Response
 from tests.unit.broker.state import State
 
 WIDE = 20 * STEP_PARTS
-"""How many queues the topic of these tests has."""
+"""Queues of the topic of these tests."""
 PARTS_MAX = 3 * STEP_PARTS
-"""Bytes of a step: more than a few queues take."""
+"""Bytes of a step: more than those of a few queues."""
 
 Counts = list[int]
 
@@ -39,7 +39,7 @@ def wide(state: State) -> State:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, state: State, owner: type, name: str) -> Callable[[], int]:
-    """Return what tells how often a method was called between two steps, at most."""
+    """Return a function with the maximum number of calls of a method between two steps."""
     calls = [0]
     plain: Callable[..., Any] = getattr(owner, name)
 

@@ -9,8 +9,8 @@ from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.tables.table_file import TableFile
 from skyroute.files.disk import Disk
 from skyroute.files.errors import FileWriteError
-from tests.support.disks import ForgetfulDisk, StuckDisk
-from tests.support.lines import eventually
+from tests.support.disks import BlockingDisk, FailingSyncDisk
+from tests.support.waiting import eventually
 
 
 class Table:
@@ -48,40 +48,40 @@ async def test_only_changes_are_written(tmp_path: Path) -> None:
 
 
 async def test_saves_during_a_write_share_the_next_write(tmp_path: Path) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     table = Table(tmp_path, disk)
-    disk.stick()
+    disk.block()
     saves = []
     for _ in range(4):
         table.change()
         saves.append(asyncio.ensure_future(table.table_file.save()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    disk.move()
+    disk.unblock()
     await asyncio.gather(*saves)
     assert (table.stored, table.renders) == ({"value": 4}, [1, 4])
 
 
 async def test_a_cancelled_save_does_not_cancel_the_write_of_others(tmp_path: Path) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     table = Table(tmp_path, disk)
-    disk.stick()
+    disk.block()
     table.change()
     first, second = (asyncio.ensure_future(table.table_file.save()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.sleep(0)
-    disk.move()
+    disk.unblock()
     await second
     assert first.cancelled()
     assert table.stored == {"value": 1}
 
 
 async def test_finish_writes_waits_for_the_current_write(tmp_path: Path) -> None:
-    disk = StuckDisk()
+    disk = BlockingDisk()
     table = Table(tmp_path, disk)
     await table.table_file.finish_writes()
-    disk.stick()
+    disk.block()
     table.change()
     asker = asyncio.ensure_future(table.table_file.save())
     await asyncio.sleep(0)
@@ -91,7 +91,7 @@ async def test_finish_writes_waits_for_the_current_write(tmp_path: Path) -> None
     finished = asyncio.ensure_future(table.table_file.finish_writes())
     await asyncio.sleep(0)
     assert not finished.done()
-    disk.move()
+    disk.unblock()
     await finished
     assert table.stored == {"value": 1}
     table.table_file.save_now()
@@ -99,11 +99,11 @@ async def test_finish_writes_waits_for_the_current_write(tmp_path: Path) -> None
 
 
 async def test_a_failed_write_is_repeated_by_the_next_save(tmp_path: Path) -> None:
-    disk = ForgetfulDisk()
+    disk = FailingSyncDisk()
     table = Table(tmp_path, disk)
     table.change()
     await table.table_file.save()
-    disk.forgets = True
+    disk.fails = True
     table.change()
     for _ in range(2):
         with pytest.raises(FileWriteError):
@@ -111,7 +111,7 @@ async def test_a_failed_write_is_repeated_by_the_next_save(tmp_path: Path) -> No
     with pytest.raises(FileWriteError):
         table.table_file.save_now()
     assert table.stored == {"value": 1}
-    disk.forgets = False
+    disk.fails = False
     await table.table_file.save()
     assert table.stored == {"value": 2}
 
@@ -119,16 +119,16 @@ async def test_a_failed_write_is_repeated_by_the_next_save(tmp_path: Path) -> No
 async def test_a_failed_write_without_a_caller_leaves_no_unretrieved_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk = ForgetfulDisk()
+    disk = FailingSyncDisk()
     table = Table(tmp_path, disk)
-    disk.forgets = True
+    disk.fails = True
     table.change()
     asker = asyncio.ensure_future(table.table_file.save())
     await asyncio.sleep(0)
     asker.cancel()
     await eventually(asker.done)
     await table.table_file.finish_writes()
-    disk.forgets = False
+    disk.fails = False
     table.table_file.save_now()
     assert table.stored == {"value": 1}
     assert "never retrieved" not in caplog.text

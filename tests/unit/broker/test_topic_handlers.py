@@ -244,12 +244,12 @@ async def test_pages_return_each_topic_once_and_restart_after_a_change(state: St
     assert first.topics | second.topics == dict(state.topics.all())
     assert not first.topics.keys() & second.topics.keys()
     state.topics.put(TopicConfig("A"))
-    anew = decode_topic_page(
+    again = decode_topic_page(
         await state.ask(state.on_topics.all, encode_topic_page_query(len(first.topics), first.version))
     )
-    assert anew.topics.keys() == first.topics.keys()  # from the start, and not from where it was
-    assert anew.version != first.version
-    beyond = decode_topic_page(await state.ask(state.on_topics.all, encode_topic_page_query(10_000, anew.version)))
+    assert again.topics.keys() == first.topics.keys()  # from the first page again
+    assert again.version != first.version
+    beyond = decode_topic_page(await state.ask(state.on_topics.all, encode_topic_page_query(10_000, again.version)))
     assert beyond.topics == {}
 
 

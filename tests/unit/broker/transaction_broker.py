@@ -28,7 +28,7 @@ from skyroute.message.reserved_topics import HALF_DONE_TOPIC
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.calls.transaction import TransactionEnd, TransactionOutcome
 from tests.support.clock import ManualClock
-from tests.support.disks import HERE, HastyDisk, draft, read_all
+from tests.support.disks import HERE, NoSyncDisk, draft, read_all
 
 GROUP = "payments"
 
@@ -40,9 +40,9 @@ class Room:
         self.folder = folder
         self.clock = ManualClock()
         self.config = BrokerConfig(store_path=str(folder))
-        self.identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
+        self.identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", HERE)
         self.announced: list[str] = []
-        self.disk = disk or HastyDisk()
+        self.disk = disk or NoSyncDisk()
         self.open()
 
     def now_ms(self) -> int:

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from skyroute.cli.admin.commands import admin
 from skyroute.client.admin import Admin, name_server_comparison
 from skyroute.wire.codes import RequestCode, ResponseCode
+from tests.support.connections import AsyncConnection, connection_to
 from tests.support.fake_broker import FakeCluster, Reply, fake_cluster
-from tests.support.lines import AsyncLine, line_to
 from tests.support.raw import Command, DataVersion, Registration, Topic, mapping
 from tests.support.servers import Running, running
 
@@ -26,7 +26,9 @@ GONE = "127.0.0.1:1"
 class Pair:
     """Two name servers with the same broker, and how to compare them."""
 
-    def __init__(self, first: Running, second: Running, lines: tuple[AsyncLine, AsyncLine], real: FakeCluster) -> None:
+    def __init__(
+        self, first: Running, second: Running, lines: tuple[AsyncConnection, AsyncConnection], real: FakeCluster
+    ) -> None:
         self.first, self.second = sorted((first.address, second.address))
         self.lines = dict(zip((first.address, second.address), lines, strict=True))
         self.real = real
@@ -80,8 +82,8 @@ async def two_servers(folder: Path, **settings: Any) -> AsyncIterator[Pair]:
     async with (
         running(folder / "a", **settings) as first,
         running(folder / "b", **settings) as second,
-        line_to(first.address) as line,
-        line_to(second.address) as other,
+        connection_to(first.address) as line,
+        connection_to(second.address) as other,
         fake_cluster({"T": 4}) as real,
     ):
         pair = Pair(first, second, (line, other), real)

@@ -206,7 +206,7 @@ async def test_an_ordered_topic_gets_an_order_config() -> None:
         (["updateTopic", "-c", "C", "-t", "T", "-r", "x"], "Invalid value for '-r'"),
         (["updateTopic", "-c", "C", "-t", "T", "-p", "16"], "Invalid value for '-p'"),
         (["updateTopic", "-c", "C", "-t", "T", "-o", "maybe"], "Invalid value for '-o'"),
-        (["updateTopic", "-c", "C", "-t", "T", "-a", "x=1"], "neither +name=value nor -name"),
+        (["updateTopic", "-c", "C", "-t", "T", "-a", "x=1"], "expected +name=value or -name"),
         (["updateTopicPerm", "-c", "C", "-t", "T"], "Missing option '-p'"),
         (["deleteTopic", "-t", "T"], "Missing option '-c'"),
         (["updateOrderConf", "-t", "T", "-m", "post"], "Invalid value for '-m'"),

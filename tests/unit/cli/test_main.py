@@ -9,7 +9,7 @@ import pytest
 from skyroute import __version__
 from skyroute.cli.admin.commands import admin
 from skyroute.cli.main import main
-from tests.support.shown import understand, words_of
+from tests.support.shown import arguments_of, check_arguments
 
 
 def skyroute(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +98,7 @@ EXAMPLES = [
 def test_examples_in_the_help_parse(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands, options and values of each example are valid; nothing is run."""
     monkeypatch.chdir(tmp_path)
-    understand(words_of(example), tmp_path)
+    check_arguments(arguments_of(example), tmp_path)
 
 
 def test_the_help_has_examples() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from skyroute import Message, Producer
 from tests.network.broker.calls import found_bodies, pull
-from tests.support.lines import line_to
+from tests.support.connections import connection_to
 
 LIMIT = 64
 TOPICS = 100
@@ -63,7 +63,7 @@ async def send_to_many(name_server: str) -> None:
 
 
 async def count_all(broker: str) -> int:
-    async with line_to(broker) as line:
+    async with connection_to(broker) as line:
         found = 0
         for topic, queue_id in product(range(TOPICS), range(2)):
             offset = 0

@@ -166,13 +166,13 @@ def test_the_error_of_a_pull_consumer_names_the_invalid_argument(name: str, valu
 
 
 def test_a_group_is_text() -> None:
-    with pytest.raises(InvalidNameError, match="the name of a group is text, not 5"):
+    with pytest.raises(InvalidNameError, match="the name of a group must be text, not 5"):
         Consumer(5, NOWHERE)  # type: ignore[arg-type]  # invalid on purpose
 
 
 def test_a_decorator_without_parentheses_is_refused() -> None:
     consumer = Consumer("g", NOWHERE)
-    with pytest.raises(InvalidNameError, match="the name of a topic is text"):
+    with pytest.raises(InvalidNameError, match="the name of a topic must be text"):
 
         @consumer.on  # type: ignore[arg-type]  # invalid on purpose
         def handle(message: object) -> None: ...

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from skyroute.message.batch import BatchItem, check_batch, decode_batch, encode_batch, unwrap_batches
 from skyroute.message.errors import BatchError, InvalidMessageError
 from skyroute.message.message import Message
+from skyroute.message.properties import encode_properties
 from skyroute.message.record import decode_records
 from tests.unit.message.samples import FACTS, INT32, golden, stored
 
@@ -28,7 +29,7 @@ def test_a_batch_of_an_older_client() -> None:
 
 
 @given(ITEMS)
-def test_batches_come_back(items: list[BatchItem]) -> None:
+def test_batches_are_decoded_as_encoded(items: list[BatchItem]) -> None:
     assert decode_batch(encode_batch(items)) == items
 
 
@@ -56,7 +57,7 @@ def test_items_that_do_not_fit_are_refused() -> None:
         encode_batch([BatchItem(b"", b"", 1 << 31)])
 
 
-def test_a_wrapped_batch_is_taken_apart() -> None:
+def test_a_batch_is_replaced_by_its_messages() -> None:
     messages = unwrap_batches([stored(), *decode_records(golden("record-inner-batch")), stored(flag=1)])
     assert messages[0] == stored()
     assert messages[-1] == stored(flag=1)
@@ -67,7 +68,7 @@ def test_a_wrapped_batch_is_taken_apart() -> None:
     assert unwrap_batches(inside) is inside
 
 
-def test_a_wrapped_batch_that_is_none_is_refused() -> None:
+def test_an_invalid_batch_is_refused() -> None:
     with pytest.raises(BatchError):
         unwrap_batches([stored(sys_flag=0xC0)])
 
@@ -83,10 +84,13 @@ def test_a_wrapped_batch_that_is_none_is_refused() -> None:
         ([Message("a", b""), Message("a", b"", wait_stored=False)], "waitStoreMsgOK"),
     ],
 )
-def test_what_cannot_travel_together_is_refused(messages: list[Message], text: str) -> None:
+def test_messages_that_cannot_be_one_batch_are_refused(messages: list[Message], text: str) -> None:
     with pytest.raises(InvalidMessageError, match=text):
         check_batch(messages)
 
 
-def test_ordinary_messages_may_travel_together() -> None:
-    check_batch([Message("a", b""), Message("a", b"", tag="t")])
+def test_messages_of_one_topic_may_be_sent_as_one_batch() -> None:
+    messages = [Message("a", b""), Message("a", b"", tag="t")]
+    check_batch(messages)
+    body = encode_batch((message.body, encode_properties(message.to_properties()), 0) for message in messages)
+    assert len(decode_batch(body)) == 2

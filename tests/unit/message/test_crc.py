@@ -1,4 +1,4 @@
-"""Whoever sums a body, the sum is the same."""
+"""Both implementations of CRC-32 have the same results."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from skyroute.message.crc import crc32
 
 
 @given(st.binary(max_size=3000), st.integers(0, 0xFFFFFFFF), st.integers(0, 40))
-def test_it_is_what_zlib_says(data: bytes, before: int, start: int) -> None:
+def test_crc32_equals_zlibs(data: bytes, before: int, start: int) -> None:
     assert crc32(data) == zlib.crc32(data)
     assert crc32(data, before) == zlib.crc32(data, before)
     assert crc32(memoryview(data)[start:]) == zlib.crc32(data[start:])
@@ -22,7 +22,7 @@ def test_without_isal_it_is_zlibs() -> None:
         "import sys, zlib; sys.modules['isal'] = None; from skyroute.message.crc import crc32; "
         "sys.exit(crc32 is not zlib.crc32)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_with_isal_it_is_isals() -> None:

@@ -30,20 +30,20 @@ def next_id(ids: MessageIds) -> UniqueId:
     return decode_unique_id(ids.next())
 
 
-def test_an_id_says_who_made_it_and_when(clock: SteppingClock) -> None:
+def test_an_id_has_client_and_time(clock: SteppingClock) -> None:
     made = next_id(MessageIds("10.1.2.3", clock.wall))
     assert (made.ip, made.pid) == ("10.1.2.3", os.getpid() & 0xFFFF)
     now = datetime.fromtimestamp(clock.wall()).astimezone()
     assert created_at(made, now) == now
 
 
-def test_an_address_may_be_of_the_longer_kind(clock: SteppingClock) -> None:
+def test_an_id_may_have_an_ipv6_address(clock: SteppingClock) -> None:
     text = MessageIds("fe80::1", clock.wall).next()
     assert len(text) == 56
     assert decode_unique_id(text).ip == "fe80::1"
 
 
-def test_the_counter_goes_on_while_the_clock_stands(clock: SteppingClock) -> None:
+def test_the_counter_grows_while_the_clock_stands_still(clock: SteppingClock) -> None:
     ids = MessageIds("10.1.2.3", clock.wall)
     first, second = next_id(ids), next_id(ids)
     assert second.counter == (first.counter + 1) & 0xFFFF
@@ -77,6 +77,6 @@ def test_a_new_month_begins_anew(clock: SteppingClock, moment: datetime) -> None
     assert next_id(ids).into_month_ms == round((moment - start).total_seconds() * 1000)
 
 
-def test_processes_on_one_machine_differ_even_with_one_number(clock: SteppingClock) -> None:
+def test_processes_with_the_same_pid_have_different_ids(clock: SteppingClock) -> None:
     one, other = MessageIds("10.1.2.3", clock.wall), MessageIds("10.1.2.3", clock.wall)
     assert next_id(one).process_hash != next_id(other).process_hash

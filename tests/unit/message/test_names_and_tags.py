@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,6 @@ from skyroute.message.names import (
     check_consumer_group,
     check_file_name,
     check_group,
-    check_not_system_topic,
     check_open_to_senders,
     check_producer_group,
     check_topic,
@@ -24,6 +24,7 @@ from skyroute.message.reserved_topics import (
     group_of,
     is_dead_letter_topic,
     is_system_group,
+    is_system_topic,
     namespace_of,
     pop_retry_topic,
     reply_topic,
@@ -44,7 +45,7 @@ def refusal(check: Callable[[str], None], name: str) -> str:
 
 
 @pytest.mark.parametrize("name", FACTS["topic_names"])
-def test_names_are_refused_in_apaches_words(name: str) -> None:
+def test_invalid_names_have_apaches_error_texts(name: str) -> None:
     assert refusal(check_topic, name) == FACTS["topic_names"][name]
     assert refusal(check_group, name) == FACTS["group_names"][name]
 
@@ -53,13 +54,13 @@ def test_the_systems_own_topics() -> None:
     assert set(FACTS["system_topics"]) == SYSTEM_TOPICS
     assert set(FACTS["closed_topics"]) == CLOSED_TO_SENDERS
     assert refusal(check_open_to_senders, "SCHEDULE_TOPIC_XXXX") == FACTS["closed_text"]
-    assert refusal(check_not_system_topic, "TBW102") == FACTS["system_text"]
-    assert refusal(check_not_system_topic, "rmq_sys_anything")
-    assert not refusal(check_not_system_topic, "orders")
+    assert is_system_topic("TBW102")
+    assert is_system_topic("rmq_sys_anything")
+    assert not is_system_topic("orders")
     assert not refusal(check_open_to_senders, "TBW102")
 
 
-def test_groups_that_stand_for_not_having_chosen_one() -> None:
+def test_default_groups_are_refused() -> None:
     assert "DEFAULT_PRODUCER" in refusal(check_producer_group, "DEFAULT_PRODUCER")
     assert "DEFAULT_CONSUMER" in refusal(check_consumer_group, "DEFAULT_CONSUMER")
     assert not refusal(check_producer_group, "DEFAULT_CONSUMER")
@@ -67,7 +68,7 @@ def test_groups_that_stand_for_not_having_chosen_one() -> None:
     assert is_system_group("CID_RMQ_SYS_TRANS")
 
 
-def test_names_made_of_others() -> None:
+def test_derived_names() -> None:
     assert [pop_retry_topic("g", "t"), pop_retry_topic("g", "t", version=2)] == FACTS["pop_retry"]
     assert reply_topic("c") == FACTS["reply_topic"]
     assert group_of(retry_topic("g")) == group_of(dead_letter_topic("g")) == group_of("%RETRY%g+t") == "g"
@@ -148,8 +149,10 @@ def test_a_queue_is_short_in_a_log() -> None:
 
 
 @pytest.mark.parametrize("name", ["T", "%RETRY%g", "a.b", "主题", "..a", "a" * 255])
-def test_a_name_can_be_a_folder(name: str) -> None:
+def test_a_valid_folder_name_names_one_folder(name: str, tmp_path: Path) -> None:
     check_file_name(name)
+    (tmp_path / name).mkdir()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "/etc", "../x", "a/b", "a/../../b", "a\0b", "a" * 256, "主" * 86])

@@ -1,4 +1,4 @@
-"""SQL92 conditions answer as Apache's broker does, and refuse what it would misunderstand in silence."""
+"""SQL92 conditions have the results of Apache's broker, and refuse what it would silently misread."""
 
 import json
 import pickle
@@ -41,7 +41,7 @@ def refusal(expression: str) -> str | None:
     return None
 
 
-def test_every_answer_is_the_one_of_apaches_broker() -> None:
+def test_every_result_is_that_of_apaches_broker() -> None:
     asked, wrong = 0, []
     for case in CASES:
         expression = case["expression"]
@@ -66,7 +66,7 @@ def test_what_apaches_broker_refuses_is_refused() -> None:
 def test_what_apaches_broker_would_ignore_is_refused_too() -> None:
     cut_short = [case["expression"] for case in CASES if "ignored" in case and case["expression"] not in COMMENT_AT_END]
     assert len(cut_short) > 40
-    assert [text for text in cut_short if "would ignore the rest in silence" not in (refusal(text) or "")] == []
+    assert [text for text in cut_short if "would silently ignore the rest" not in (refusal(text) or "")] == []
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_what_apaches_broker_would_ignore_is_refused_too() -> None:
         ("a = NULL", 4, "write IS NULL"),
         ("TRUE = 'x'", 7, "expected TRUE or FALSE"),
         ("b = 1 AND 5", 10, "expected a condition"),
-        ("a > 0.0", 4, "outside what a double can hold"),
+        ("a > 0.0", 4, "does not fit into a double"),
         ("a > 9223372036854775808", 4, "at most 9223372036854775807"),
     ],
 )
-def test_a_refusal_says_where_and_what_was_expected(expression: str, at: int, text: str) -> None:
+def test_an_error_has_its_position_and_what_was_expected(expression: str, at: int, text: str) -> None:
     with pytest.raises(ExpressionError, match=text) as caught:
         compile_expression(expression)
     assert caught.value.at == at
@@ -105,14 +105,14 @@ def test_an_expression_has_a_greatest_length() -> None:
         compile_expression(longest + " ")
 
 
-def test_a_long_row_is_not_a_deep_one() -> None:
+def test_a_long_chain_of_operands_is_not_nested() -> None:
     row = " OR ".join(f"a = '{number}'" for number in range(600))
     assert compile_expression(row).matches({"a": "599"})
     assert not compile_expression(row).matches({"a": "600"})
 
 
 @pytest.mark.parametrize("expression", ["a > 5", "a > 5000000000", "a > 5.0", "a > b", "b < a", "a = 5"])
-def test_a_long_text_is_no_number(expression: str) -> None:
+def test_a_long_text_is_not_parsed_as_a_number(expression: str) -> None:
     condition = compile_expression(expression)
     for text in ("9".zfill(NUMBER_CHARS_MAX + 1), "1" * 32_000):
         assert not condition.matches({"a": text, "b": "1"})
@@ -122,11 +122,11 @@ def test_a_long_text_is_no_number(expression: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "truth"), [("true", True), ("TRUE", True), ("true ", False), ("TRUE" * 8000, False)])
-def test_only_four_letters_are_true(text: str, truth: bool) -> None:
+def test_only_the_text_true_is_true(text: str, truth: bool) -> None:
     assert compile_expression("a = TRUE").matches({"a": text}) is truth
 
 
-def test_brackets_may_be_as_deep_as_the_bound_says() -> None:
+def test_brackets_may_nest_up_to_the_bound() -> None:
     assert compile_expression("(" * NESTING_MAX + "a IS NULL" + ")" * NESTING_MAX).matches({})
     with pytest.raises(ExpressionError, match=f"more than {NESTING_MAX} levels"):
         compile_expression("(" * (NESTING_MAX + 1) + "a IS NULL" + ")" * (NESTING_MAX + 1))
@@ -209,7 +209,7 @@ def test_any_text_is_a_condition_or_an_error(text: str, properties: dict[str, st
 
 
 @given(CONDITIONS, PROPERTIES)
-def test_a_double_negation_says_the_same(condition: str, properties: dict[str, str]) -> None:
+def test_a_double_negation_has_the_same_result(condition: str, properties: dict[str, str]) -> None:
     assert outcome(f"NOT (NOT ({condition}))", properties) == outcome(condition, properties)
 
 
@@ -221,7 +221,7 @@ def test_negation_turns_and_into_or(first: str, second: str, properties: dict[st
 
 
 @given(CONDITIONS, PROPERTIES, st.sampled_from(["\t", "\r\n", "  ", "/* ** OR */", " -- AND '\n"]))
-def test_blanks_comments_and_the_case_of_keywords_say_nothing(
+def test_blanks_comments_and_the_case_of_keywords_do_not_matter(
     condition: str, properties: dict[str, str], blank: str
 ) -> None:
     words = [word.lower() if word.isalpha() and word.isupper() else word for word in condition.split(" ")]
@@ -236,7 +236,7 @@ def test_a_number_beyond_32_bits_needs_a_literal_beyond_32_bits(value: int, lite
     assert outcome("a >= -9223372036854775807", {"a": str(value)}) == ("true" if value > -(1 << 63) else "false")
 
 
-def test_an_error_survives_the_way_to_another_process() -> None:
+def test_an_error_can_be_pickled() -> None:
     error = ExpressionError("what is this", 7)
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.at) == ("what is this", 7)

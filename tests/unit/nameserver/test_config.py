@@ -100,7 +100,7 @@ def test_the_header_form_comes_from_a_property_or_the_environment(tmp_path: Path
         NameServerConfig.load(environment={"ROCKETMQ_SERIALIZE_TYPE": "XML"})
 
 
-def test_properties_of_the_java_machine_stand_behind_settings(tmp_path: Path) -> None:
+def test_jvm_properties_are_the_defaults_of_settings(tmp_path: Path) -> None:
     path = properties_file(
         tmp_path,
         "com.rocketmq.remoting.frameMaxLength=33554432\n"
@@ -182,7 +182,7 @@ def test_every_key_of_java_is_known(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert not [line for line in warnings(caplog) if "unknown" in line]
 
 
-def test_a_remote_asker_sees_sorted_lines_without_the_client_side() -> None:
+def test_a_remote_client_sees_sorted_lines_without_the_client_side() -> None:
     lines = NameServerConfig(rocketmq_home="/opt").render().splitlines()
     assert lines == sorted(lines)
     assert {line.partition("=")[0] for line in lines} == {*NAME_SERVER_KEYS, *SERVER_KEYS, *OWN_KEYS}
@@ -202,14 +202,14 @@ def test_client_settings_are_listed_where_somebody_set_them(tmp_path: Path) -> N
     assert CLIENT_KEYS[1] not in listed
 
 
-def test_settings_without_meaning_are_accepted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_inert_settings_are_accepted_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = properties_file(tmp_path, "serverWorkerThreads=4\ndefaultThreadPoolNums=99\nlistenPort=1")
     config = NameServerConfig.load(path)
     assert parse_properties(config.render())["defaultThreadPoolNums"] == "99"
     assert warnings(caplog) == ["settings without effect keys=defaultThreadPoolNums,serverWorkerThreads"]
 
 
-def test_unknown_settings_are_kept_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_settings_are_kept_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = NameServerConfig.load(properties_file(tmp_path, "zebra = a b \napple=1"), options={"user.region": "x"})
     assert config.extras == {"zebra": "a b", "apple": "1", "user.region": "x"}
     assert {"zebra=a b", "apple=1", "user.region=x"} <= set(config.render_all().splitlines())
@@ -265,7 +265,7 @@ def test_the_tls_file_wins_except_over_what_it_cannot_set(tmp_path: Path, caplog
     ]
 
 
-def test_a_missing_tls_file_is_no_failure_but_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_tls_file_is_logged_and_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = NameServerConfig.load(options={"tls.config.file": str(tmp_path / "none")})
     assert config.tls == TlsSettings()
     assert warnings(caplog) == [f"tls config file is missing file={tmp_path / 'none'}"]

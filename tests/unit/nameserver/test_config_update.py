@@ -1,4 +1,3 @@
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from skyroute.settings.config import UPDATE_CHARS_MAX
 from skyroute.settings.errors import BlackListedError, ConfigError, MalformedPropertiesError, StartOnlyError
 from skyroute.settings.properties import format_properties, parse_properties, read_properties
 from skyroute.settings.secrets import HIDDEN
+from tests.support.hang_guard import hang_guard
 
 FILE = "# of the operator\nlistenPort=1111\nextra=1\ntls.server.keyPassword=geheim\nconnectTimeoutMillis=5\n"
 
@@ -186,10 +186,11 @@ def test_an_update_has_a_bound(config: NameServerConfig) -> None:
 
 
 @pytest.mark.parametrize("part", ["\\a", "k\\\n", "a=b\n"])
-def test_the_longest_update_holds_up_nobody(config: NameServerConfig, part: str) -> None:
-    began_s = time.thread_time()
-    config.apply_update(part * (UPDATE_CHARS_MAX // len(part)))
-    assert time.thread_time() - began_s < 0.1
+def test_the_longest_update_takes_linear_time(config: NameServerConfig, part: str) -> None:
+    before = config.render()
+    with hang_guard():
+        config.apply_update(part * (UPDATE_CHARS_MAX // len(part)))
+    assert config.render() == before  # unknown keys are ignored
 
 
 def test_an_update_that_cannot_be_written_is_not_applied(config: NameServerConfig, path: Path) -> None:
@@ -221,9 +222,7 @@ def with_secrets(path: Path) -> NameServerConfig:
     return NameServerConfig.load(str(path))
 
 
-def test_what_may_be_a_secret_is_told_to_nobody(
-    with_secrets: NameServerConfig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_possible_secrets_are_hidden(with_secrets: NameServerConfig, caplog: pytest.LogCaptureFixture) -> None:
     told = parse_properties(with_secrets.render())
     assert {key: told[key] for key in SECRETS} == dict.fromkeys(SECRETS, HIDDEN)
     assert "geheim" not in with_secrets.render() + repr(with_secrets) + caplog.text

@@ -116,7 +116,7 @@ def test_a_namespace_is_written_once_per_change(path: Path) -> None:
     assert run_through(kv.write_namespace("a")) == b'{"table":{}}'
 
 
-def test_it_says_what_it_holds(path: Path) -> None:
+def test_the_repr_has_the_number_of_entries(path: Path) -> None:
     kv = loaded(path)
     kv.put("a", "x", "1")
     assert repr(kv) == f"<KvConfig {path} namespaces=1 entries=1>"
@@ -166,7 +166,7 @@ def test_without_a_sound_file_the_error_is_one_line(path: Path, backup: bytes | 
 @pytest.mark.parametrize("content", [b"", bytes(64)])
 def test_an_empty_file_without_a_backup_is_refused(path: Path, content: bytes) -> None:
     write(path, content)
-    with pytest.raises(ConfigError, match=r"no kvConfig\.json\.bak stands in for it: restore it from a copy, or move"):
+    with pytest.raises(ConfigError, match=r"no backup kvConfig\.json\.bak exists: restore it from a copy, or move"):
         loaded(path)
     assert path.read_bytes() == content
 
@@ -204,7 +204,7 @@ def test_a_file_that_is_a_directory_is_refused(path: Path) -> None:
 
 def test_a_file_beyond_the_bound_is_refused(path: Path) -> None:
     write(path, JAVA_FILE)
-    with pytest.raises(ConfigError, match="kvConfigMaxBytes, which is 10"):
+    with pytest.raises(ConfigError, match="larger than kvConfigMaxBytes=10"):
         loaded(path, bytes_max=10)
 
 

@@ -1,4 +1,4 @@
-"""A name server's memory: what is believed of it at the next start, and what is said when it is not."""
+"""Journal and snapshot of a name server: restarts, damage, and files that cannot be written."""
 
 import logging
 import os
@@ -11,18 +11,18 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.errors import FolderInUseError
 from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.schema import Kind
-from skyroute.nameserver.persistence import MemorySettings, Persistence, WarmRestart
-from skyroute.nameserver.state_folder import take_folder
+from skyroute.nameserver.persistence import Persistence, PersistenceSettings, WarmRestart
+from skyroute.nameserver.state_folder import lock_folder
 from skyroute.routing.table import RouteTable
 from skyroute.settings.errors import BlackListedError
 from tests.support.clock import ManualClock
 from tests.unit.routing.brokers import registration, tell
 
 
-def open_memory(folder: Path, table: RouteTable, clock: ManualClock | None = None) -> Persistence:
-    memory = Persistence.open(MemorySettings(folder), clock or now_clock(), table, "127.0.0.1:9876")
-    assert memory is not None
-    return memory
+def open_persistence(folder: Path, table: RouteTable, clock: ManualClock | None = None) -> Persistence:
+    persistence = Persistence.open(PersistenceSettings(folder), clock or now_clock(), table, "127.0.0.1:9876")
+    assert persistence is not None
+    return persistence
 
 
 def now_clock() -> ManualClock:
@@ -32,20 +32,20 @@ def now_clock() -> ManualClock:
 async def live(folder: Path, clock: ManualClock | None = None) -> None:
     """A server's life with one broker, stopped in order."""
     table = RouteTable()
-    memory = open_memory(folder, table, clock)
-    memory.record(tell(table, registration()).events)
-    image = memory.stop_recording(table)
-    memory.record(table.drop_holder(1))
-    await memory.close(image)
+    persistence = open_persistence(folder, table, clock)
+    persistence.record(tell(table, registration()).events)
+    snapshot = persistence.stop_recording(table)
+    persistence.record(table.drop_connection(1))
+    await persistence.close(snapshot)
     os.utime(folder / "routes.snapshot", (1_000.0, 1_000.0))
 
 
 async def restored_topics(folder: Path, clock: ManualClock | None = None) -> set[str]:
     table = RouteTable()
-    memory = open_memory(folder, table, clock)
+    persistence = open_persistence(folder, table, clock)
     topics = set(table.topics)
-    memory.stop_recording(table)
-    await memory.close()
+    persistence.stop_recording(table)
+    await persistence.close()
     return topics
 
 
@@ -81,7 +81,7 @@ async def test_what_is_restored_is_recorded_after_the_start(tmp_path: Path) -> N
     assert len({record.server for record in read_records(tmp_path / "journal")}) == 1
 
 
-async def cold_start_with_a_word(folder: Path, caplog: pytest.LogCaptureFixture, reason: str) -> None:
+async def assert_cold_start(folder: Path, caplog: pytest.LogCaptureFixture, reason: str) -> None:
     caplog.set_level(logging.WARNING)
     assert await restored_topics(folder) == set()
     lines = [record.getMessage() for record in caplog.records if "snapshot not used" in record.getMessage()]
@@ -94,20 +94,20 @@ async def test_a_damaged_snapshot_is_a_cold_start(tmp_path: Path, caplog: pytest
     snapshot = tmp_path / "routes.snapshot"
     snapshot.write_bytes(snapshot.read_bytes()[:-10])
     os.utime(snapshot, (1_000.0, 1_000.0))
-    await cold_start_with_a_word(tmp_path, caplog, "its checksum is wrong")
+    await assert_cold_start(tmp_path, caplog, "its checksum is wrong")
 
 
 async def test_a_snapshot_of_another_server_is_a_cold_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await live(tmp_path / "one")
     await live(tmp_path / "two")
     shutil.copy2(tmp_path / "one" / "routes.snapshot", tmp_path / "two" / "routes.snapshot")
-    await cold_start_with_a_word(tmp_path / "two", caplog, "of another name server")
+    await assert_cold_start(tmp_path / "two", caplog, "belongs to another name server")
 
 
 async def test_an_old_snapshot_is_a_cold_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await live(tmp_path)
     os.utime(tmp_path / "routes.snapshot", (1_000.0 - 3601, 1_000.0 - 3601))
-    await cold_start_with_a_word(tmp_path, caplog, "it is 3601 s old")
+    await assert_cold_start(tmp_path, caplog, "it is 3601 s old")
 
 
 async def test_a_clock_that_stepped_back_makes_no_snapshot_old(tmp_path: Path) -> None:
@@ -117,94 +117,96 @@ async def test_a_clock_that_stepped_back_makes_no_snapshot_old(tmp_path: Path) -
 
 async def test_a_second_server_on_the_folder_is_refused(tmp_path: Path) -> None:
     table = RouteTable()
-    memory = open_memory(tmp_path, table)
+    persistence = open_persistence(tmp_path, table)
     with pytest.raises(FolderInUseError, match=rf"in use by another name server \(process {os.getpid()}\)"):
-        open_memory(tmp_path, RouteTable())
-    await memory.close()
-    await open_memory(tmp_path, RouteTable()).close()
+        open_persistence(tmp_path, RouteTable())
+    await persistence.close()
+    await open_persistence(tmp_path, RouteTable()).close()
 
 
-async def test_a_folder_that_cannot_be_used_costs_the_memory_only(
+async def test_a_folder_that_cannot_be_used_disables_persistence_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
-    settings = MemorySettings(tmp_path / "file" / "memory")
+    settings = PersistenceSettings(tmp_path / "file" / "memory")
     assert Persistence.open(settings, now_clock(), RouteTable(), "") is None
     assert caplog.text.count("no journal and no warm restart") == 1
 
 
-async def test_a_journal_folder_that_cannot_be_used_costs_the_journal_only(
+async def test_a_journal_folder_that_cannot_be_used_disables_the_journal_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "journal").write_bytes(b"in the way")
-    memory = open_memory(tmp_path, RouteTable())
-    assert memory.journal is None
+    persistence = open_persistence(tmp_path, RouteTable())
+    assert persistence.journal is None
     assert caplog.text.count("no journal reason=") == 1
-    await memory.close()
+    await persistence.close()
 
 
-async def test_a_snapshot_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_snapshot_that_cannot_be_written_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     table = RouteTable()
-    memory = open_memory(tmp_path, table)
+    persistence = open_persistence(tmp_path, table)
     (tmp_path / "routes.snapshot").mkdir()
-    await memory._keep(table)
-    await memory._keep(table)
+    await persistence._save(table)
+    await persistence._save(table)
     assert caplog.text.count("snapshot cannot be written") == 1
     (tmp_path / "routes.snapshot").rmdir()
-    await memory._keep(table)
+    await persistence._save(table)
     assert (tmp_path / "routes.snapshot").is_file()
-    await memory.close()
+    await persistence.close()
 
 
 async def test_an_unchanged_table_is_not_written_again_but_stays_fresh(tmp_path: Path) -> None:
     table = RouteTable()
-    memory = open_memory(tmp_path, table)
-    memory.record(tell(table, registration()).events)
-    await memory._keep(table)
+    persistence = open_persistence(tmp_path, table)
+    persistence.record(tell(table, registration()).events)
+    await persistence._save(table)
     snapshot = tmp_path / "routes.snapshot"
     os.utime(snapshot, (5.0, 5.0))
     before = snapshot.stat()
-    await memory._keep(table)
+    await persistence._save(table)
     after = snapshot.stat()
     assert after.st_ino == before.st_ino
     assert after.st_mtime > before.st_mtime
-    memory.record(tell(table, registration(version=2)).events)
-    await memory._keep(table)
+    persistence.record(tell(table, registration(version=2)).events)
+    await persistence._save(table)
     assert snapshot.stat().st_ino != before.st_ino
-    await memory.close()
+    await persistence.close()
 
 
-async def test_a_server_that_dies_again_and_again_does_not_believe_a_silent_broker_for_ever(tmp_path: Path) -> None:
+async def test_repeated_crashes_do_not_extend_the_lease_of_a_dead_broker(tmp_path: Path) -> None:
     await live(tmp_path)
     for _ in range(2):
         table, clock = RouteTable(), now_clock()
-        memory = open_memory(tmp_path, table, clock)
+        persistence = open_persistence(tmp_path, table, clock)
         assert table.unconfirmed_count == 1
-        await memory._keep(table)
+        await persistence._save(table)
         clock.advance(30.0)
-        await memory._keep(table)  # nothing has happened but that time went by
-        await memory.close()
+        await persistence._save(table)  # nothing has happened but that time went by
+        await persistence.close()
         os.utime(tmp_path / "routes.snapshot", (1_000.0, 1_000.0))
     table = RouteTable()
-    memory = open_memory(tmp_path, table)
+    persistence = open_persistence(tmp_path, table)
     assert len(table.evict_expired(now_clock().monotonic())) > 0
-    await memory.close()
+    await persistence.close()
 
 
 async def test_a_snapshot_that_was_under_way_does_not_replace_the_last_one(tmp_path: Path) -> None:
     table = RouteTable()
-    memory = open_memory(tmp_path, table)
-    under_way = table.image(0.0)
-    memory.record(tell(table, registration()).events)
-    await memory.close(memory.stop_recording(table))
-    memory._write(under_way, 0, 0)
+    persistence = open_persistence(tmp_path, table)
+    under_way = table.snapshot(0.0)
+    persistence.record(tell(table, registration()).events)
+    await persistence.close(persistence.stop_recording(table))
+    persistence._write(under_way, 0, 0)
     os.utime(tmp_path / "routes.snapshot", (1_000.0, 1_000.0))
     assert await restored_topics(tmp_path) == {"T1", "T2"}
 
 
-async def test_an_id_is_made_once_and_a_damaged_one_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_id_is_created_once_and_replaced_if_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def server_id() -> str:
-        folder = take_folder(tmp_path)
+        folder = lock_folder(tmp_path)
         folder.release()
         return folder.server_id
 
@@ -218,43 +220,43 @@ async def test_an_id_is_made_once_and_a_damaged_one_anew(tmp_path: Path, caplog:
 
 
 async def test_without_warm_restart_there_is_no_snapshot(tmp_path: Path) -> None:
-    settings = MemorySettings(tmp_path, warm_restart=None)
-    memory = Persistence.open(settings, now_clock(), RouteTable(), "")
-    assert memory is not None
+    settings = PersistenceSettings(tmp_path, warm_restart=None)
+    persistence = Persistence.open(settings, now_clock(), RouteTable(), "")
+    assert persistence is not None
     table = RouteTable()
-    await memory.keep(table)
-    await memory.close(memory.stop_recording(table))
+    await persistence.run(table)
+    await persistence.close(persistence.stop_recording(table))
     assert not (tmp_path / "routes.snapshot").exists()
 
 
 async def test_without_a_journal_routes_are_kept_all_the_same(tmp_path: Path) -> None:
-    settings = MemorySettings(tmp_path, journal=None, warm_restart=WarmRestart(age_s_max=1e12))
+    settings = PersistenceSettings(tmp_path, journal=None, warm_restart=WarmRestart(age_s_max=1e12))
     for expected in (set(), {"T1", "T2"}):
         table = RouteTable()
-        memory = Persistence.open(settings, now_clock(), table, "")
-        assert memory is not None
+        persistence = Persistence.open(settings, now_clock(), table, "")
+        assert persistence is not None
         assert set(table.topics) == expected
         if not expected:
-            memory.record(tell(table, registration()).events)
-        await memory.close(memory.stop_recording(table))
+            persistence.record(tell(table, registration()).events)
+        await persistence.close(persistence.stop_recording(table))
     assert not (tmp_path / "journal").exists()
 
 
-def test_settings_say_where_and_what(tmp_path: Path) -> None:
+def test_settings_decide_folder_and_contents(tmp_path: Path) -> None:
     kv = str(tmp_path / "kvConfig.json")
-    beside = NameServerConfig(kv_config_path=kv, listen_port=9877).memory
+    beside = NameServerConfig(kv_config_path=kv, listen_port=9877).persistence
     assert beside is not None
     assert beside.path == tmp_path / "memory-9877"
-    assert beside == MemorySettings(beside.path), "the defaults are those of the parts"
-    assert NameServerConfig(kv_config_path=kv, listen_port=0).memory is None
-    named = NameServerConfig(memory_path="/elsewhere", listen_port=0, journal_enabled=False).memory
+    assert beside == PersistenceSettings(beside.path), "the defaults are those of the parts"
+    assert NameServerConfig(kv_config_path=kv, listen_port=0).persistence is None
+    named = NameServerConfig(memory_path="/elsewhere", listen_port=0, journal_enabled=False).persistence
     assert named is not None
     assert (named.path, named.journal) == (Path("/elsewhere"), None)
-    assert NameServerConfig(journal_enabled=False, warm_restart_enabled=False).memory is None
+    assert NameServerConfig(journal_enabled=False, warm_restart_enabled=False).persistence is None
 
 
 def test_a_quiet_table_is_kept_fresh_however_seldom_snapshots_are_wanted() -> None:
-    memory = NameServerConfig(snapshot_interval_s=600, snapshot_age_max_s=60).memory
+    memory = NameServerConfig(snapshot_interval_s=600, snapshot_age_max_s=60).persistence
     assert memory is not None
     assert memory.warm_restart == WarmRestart(interval_s=30.0, age_s_max=60.0)
 

@@ -17,6 +17,7 @@ from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.fast_path import PreparedResponse
 from tests.support.clock import ManualClock
@@ -60,7 +61,7 @@ def lists() -> Lists:
     return Lists()
 
 
-async def test_a_long_list_is_made_in_steps_and_then_kept(lists: Lists) -> None:
+async def test_a_long_list_is_encoded_in_steps_and_cached(lists: Lists) -> None:
     first = lists.ask()
     assert isinstance(first, OrderedResponse)
     made = await first.work
@@ -70,24 +71,24 @@ async def test_a_long_list_is_made_in_steps_and_then_kept(lists: Lists) -> None:
     assert all(isinstance(piece, memoryview) for piece in made.more)
 
 
-async def test_a_short_list_is_made_at_once(lists: Lists) -> None:
+async def test_a_short_list_is_encoded_at_once(lists: Lists) -> None:
     assert isinstance(lists.ask(SHORT), Response)
 
 
-async def test_a_change_has_a_list_made_again(lists: Lists) -> None:
+async def test_a_change_invalidates_a_list(lists: Lists) -> None:
     assert number(await settle(lists.ask())) == b"1"
     lists.prepared.forget()
     assert number(await settle(lists.ask())) == b"2"
     assert isinstance(lists.ask(), Response)
 
 
-async def test_all_who_wait_for_a_list_are_given_the_same(lists: Lists) -> None:
+async def test_all_waiting_requests_get_the_same_list(lists: Lists) -> None:
     answers = await asyncio.gather(*(settle(lists.ask()) for _ in range(50)))
     assert len(set(map(id, answers))) == 1
     assert lists.made == 1
 
 
-async def test_a_change_while_many_wait_has_a_list_made_once_for_all_of_them(lists: Lists) -> None:
+async def test_after_a_change_a_list_is_encoded_once_for_all_waiting_requests(lists: Lists) -> None:
     before = [asyncio.ensure_future(settle(lists.ask())) for _ in range(50)]
     await asyncio.sleep(0)
     lists.prepared.forget()
@@ -99,11 +100,11 @@ async def test_a_change_while_many_wait_has_a_list_made_once_for_all_of_them(lis
 async def test_a_list_that_is_too_long_is_refused_with_its_size(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared_lists, "LIST_BYTES_MAX", SHARED_BYTES)
     response = await settle(lists.ask())
-    assert response.code == 1
+    assert response.code == ResponseCode.SYSTEM_ERROR
     assert f"takes {SHARED_BYTES + 1} bytes" in (response.remark or "")
 
 
-def test_no_more_is_kept_than_the_bound(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(lists: Lists, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared_lists, "LIST_BYTES_MAX", 3 * SHARED_BYTES)
     for key in range(10):
         lists.prepared.answer(key, SHORT, lists.write)
@@ -158,7 +159,7 @@ def test_a_view_that_never_rests_is_copied_at_once(lists: Lists) -> None:
 def table() -> RouteTable:
     table = RouteTable()
     topics = {f"T{at}": QueueSettings(4, 4, 6, at % 4) for at in range(3 * STEP)}
-    table.register(registration(topics=topics), holder=1, now=0.0)
+    table.register(registration(topics=topics), connection=1, now=0.0)
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyroute.nameserver import prepared_routes
-from skyroute.nameserver.invalidated_routes import touched_by
+from skyroute.nameserver.invalidated_routes import invalidated_by
 from skyroute.nameserver.prepared_routes import ANSWER_BYTES, ROUTE_BYTES, PreparedRoutes
 from skyroute.routing.discovery import MEMBER_TOPIC_PREFIX, find_route
 from skyroute.routing.events import RouteEvent
@@ -34,11 +34,11 @@ class Routes:
         return None if route is None else PreparedResponse(body=encode_route(route, dialect), is_cacheable=True)
 
     def register(self, **said: object) -> None:
-        outcome = self.table.register(registration(**said), holder=1, now=0.0)  # type: ignore[arg-type]
+        outcome = self.table.register(registration(**said), connection=1, now=0.0)  # type: ignore[arg-type]
         self.take(outcome.events)
 
     def take(self, events: tuple[RouteEvent, ...]) -> bool:
-        return self.prepared.forget(*touched_by(events))
+        return self.prepared.forget(*invalidated_by(events))
 
     def body(self, topic: str, dialect: Dialect = STRICT) -> bytes | None:
         answer = self.prepared.find(topic, dialect)
@@ -81,7 +81,7 @@ def test_a_topic_that_changes_leaves_the_others_as_they_are(routes: Routes) -> N
 
 
 @pytest.mark.parametrize("topic", [f"{MEMBER_TOPIC_PREFIX}broker-a", "Static"])
-def test_a_topic_whose_route_is_its_own_shares_it_with_nobody(routes: Routes, topic: str) -> None:
+def test_a_topic_with_its_own_route_does_not_share_it(routes: Routes, topic: str) -> None:
     routes.register(
         broker_id=1,
         address=SLAVE,
@@ -103,13 +103,13 @@ def test_what_else_a_route_depends_on_keeps_topics_apart(routes: Routes) -> None
     assert routes.encoded == 2
 
 
-def test_a_topic_whose_name_has_a_backslash_is_answered_and_not_listed(routes: Routes) -> None:
+def test_a_topic_with_a_backslash_is_served_and_not_cached_by_bytes(routes: Routes) -> None:
     routes.register(topics=("a\\nb", "T1"))
     assert routes.body("a\\nb") == routes.body("T1")
     assert list(routes.prepared.by_topic) == ["T1"]
 
 
-def test_a_change_of_what_nobody_asked_for_drops_nothing(routes: Routes) -> None:
+def test_a_change_of_topics_that_were_not_requested_drops_nothing(routes: Routes) -> None:
     routes.register(topics=("T1", "T2"))
     routes.body("T1")
     assert not routes.take(routes.table.delete_topic("T2"))
@@ -117,7 +117,7 @@ def test_a_change_of_what_nobody_asked_for_drops_nothing(routes: Routes) -> None
     assert routes.body("T1") is None
 
 
-def test_after_a_change_of_many_topics_none_is_kept(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_of_many_topics_drops_all_routes(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared_routes, "TOPICS_MAX", 2)
     routes.register(topics=("T1", "T2", "T3", "T4"))
     routes.body("T4")
@@ -125,7 +125,7 @@ def test_after_a_change_of_many_topics_none_is_kept(routes: Routes, monkeypatch:
     assert routes.prepared.by_topic == {}
 
 
-def test_no_more_is_kept_than_the_bound(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_bounded(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared_routes, "PREPARED_BYTES_MAX", 50_000)
     routes.register(topics={f"T{at}": QueueSettings(at, at, 6) for at in range(100)})
     for at in range(100):
@@ -137,16 +137,16 @@ def test_no_more_is_kept_than_the_bound(routes: Routes, monkeypatch: pytest.Monk
     assert 0 <= routes.prepared._bytes <= 50_000
 
 
-@pytest.mark.parametrize("touched", [(("T0",), ()), ((), ("broker-a",))])
+@pytest.mark.parametrize("invalidated", [(("T0",), ()), ((), ("broker-a",))])
 def test_a_change_after_routes_were_dropped_for_lack_of_room_counts_as_one_of_theirs(
-    routes: Routes, monkeypatch: pytest.MonkeyPatch, touched: tuple[tuple[str, ...], tuple[str, ...]]
+    routes: Routes, monkeypatch: pytest.MonkeyPatch, invalidated: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> None:
     # Answers may be kept by their questions' bytes, too, and those must go when a route changes.
     monkeypatch.setattr(prepared_routes, "PREPARED_BYTES_MAX", ROUTE_BYTES + ANSWER_BYTES + 1000)
     routes.register(topics={"T0": QueueSettings(1, 1, 6), "T1": QueueSettings(2, 2, 6)})
     routes.body("T0")
     routes.prepared._place("T1")
-    assert routes.prepared.forget(*touched)
+    assert routes.prepared.forget(*invalidated)
     assert not routes.prepared.forget(("T0",), ())
 
 

@@ -1,4 +1,4 @@
-"""Who is woken by what, and what there is room for."""
+"""Completion of watches, and their bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIFE = "this-life"
 
 
 class Asker:
-    """Asks as one connection, and keeps what it is told."""
+    """A client on one connection, with the responses it received."""
 
     def __init__(self, watches: Watches, connection: int = 1) -> None:
         self.watches = watches
@@ -49,37 +49,37 @@ def watches() -> Watches:
     return Watches(RouteHistory(LIFE, 0))
 
 
-def test_a_change_wakes_only_the_watchers_of_its_topic(watches: Watches) -> None:
+def test_a_change_completes_only_the_watches_of_its_topics(watches: Watches) -> None:
     of_a, of_b, of_both, of_any = (Asker(watches, number) for number in range(4))
     of_a.watch("A")
     of_b.watch("B")
     of_both.watch("A", "B")
     of_any.watch()
-    watches.note({"A", "C"}, 5)
+    watches.publish({"A", "C"}, 5)
     assert of_a.heard == of_both.heard == [(1, ("A",))]
     assert of_any.heard == [(1, ("A", "C"))]
     assert of_b.responses == []
     assert len(watches) == 1
-    watches.note({"B"}, 6)
+    watches.publish({"B"}, 6)
     assert of_b.heard == [(2, ("B",))]
     assert of_both.heard == [(1, ("A",))]
     assert len(watches) == 0
     assert [watches._by_topic, watches._by_tick, watches._by_connection, watches._any] == [{}] * 4
 
 
-def test_whoever_knows_nothing_is_told_at_once_to_read_everything(watches: Watches) -> None:
-    watches.note({"A"}, 5)
+def test_a_watch_without_a_bookmark_is_compacted_at_once(watches: Watches) -> None:
+    watches.publish({"A"}, 5)
     asker = Asker(watches)
     asker.watch("A", after=None)
     asker.watch("A", after=1, life="another life")
-    asker.watch("A", after=2)  # a revision that is yet to come is of another life too
+    asker.watch("A", after=2)  # a future revision belongs to another run, too
     assert asker.answers == [WatchAnswer(Bookmark(LIFE, 1), 0, compacted=True)] * 3
 
 
-def test_the_time_of_a_watch_ends_with_a_bookmark(watches: Watches) -> None:
+def test_a_timed_out_watch_returns_a_bookmark(watches: Watches) -> None:
     asker = Asker(watches)
     asker.watch("A", timeout_ms=2_000)
-    watches.note({"B"}, 5)
+    watches.publish({"B"}, 5)
     watches.expire(1.9)
     assert asker.responses == []
     watches.expire(2.3)
@@ -88,9 +88,9 @@ def test_the_time_of_a_watch_ends_with_a_bookmark(watches: Watches) -> None:
     assert asker.answers[1:] == [WatchAnswer(Bookmark(LIFE, 1), 0)]
 
 
-def test_a_watch_goes_on_where_another_ended(watches: Watches) -> None:
+def test_a_watch_continues_from_a_bookmark(watches: Watches) -> None:
     for topic in "ABAC":
-        watches.note({topic}, 5)
+        watches.publish({topic}, 5)
     asker = Asker(watches)
     asker.watch("A", "C", after=1)
     asker.watch(after=2)
@@ -98,10 +98,10 @@ def test_a_watch_goes_on_where_another_ended(watches: Watches) -> None:
     assert [answer.now.revision for answer in asker.answers] == [4, 4]
 
 
-def test_much_is_told_in_pieces_that_never_split_a_change() -> None:
+def test_a_long_history_is_sent_in_pieces_of_whole_changes() -> None:
     watches = Watches(RouteHistory(LIFE, 0, answer_chars_max=4))
     for topics in ({"aa", "bb"}, {"ccccccc"}, {"d"}, {"e"}):
-        watches.note(topics, 5)
+        watches.publish(topics, 5)
     asker = Asker(watches)
     for after in (0, 1, 2, 4):
         asker.watch(after=after, timeout_ms=0)
@@ -114,20 +114,20 @@ def test_much_is_told_in_pieces_that_never_split_a_change() -> None:
     assert [answer.now.revision for answer in asker.answers] == [1, 2, 4, 4]
 
 
-def test_a_change_of_very_many_topics_is_named_to_who_waits_and_else_not_kept(watches: Watches) -> None:
+def test_a_change_of_many_topics_completes_watches_and_is_not_kept(watches: Watches) -> None:
     named, of_any, late = Asker(watches, 1), Asker(watches, 2), Asker(watches, 3)
     named.watch("t7", "other")
     of_any.watch()
-    watches.note({f"t{number}" for number in range(CHANGE_NAMES_MAX + 1)}, 5)
+    watches.publish({f"t{number}" for number in range(CHANGE_NAMES_MAX + 1)}, 5)
     assert named.heard == [(1, ("t7",))]
     late.watch("other", after=0)
     assert of_any.answers == late.answers == [WatchAnswer(Bookmark(LIFE, 1), 1, compacted=True)]
 
 
-def test_old_changes_make_room_for_new_ones() -> None:
+def test_old_changes_are_dropped_for_new_ones() -> None:
     watches = Watches(RouteHistory(LIFE, 0, names_max=3))
     for topics in ({"A", "B"}, {"A"}, {"C"}):
-        watches.note(topics, 5)
+        watches.publish(topics, 5)
     asker = Asker(watches)
     asker.watch("A", after=0)
     asker.watch("A", after=1, timeout_ms=0)
@@ -139,7 +139,7 @@ def test_old_changes_make_room_for_new_ones() -> None:
 def test_all_may_change_at_once(watches: Watches) -> None:
     asker = Asker(watches)
     asker.watch("A")
-    watches.note_all()
+    watches.publish_all()
     assert asker.answers == [WatchAnswer(Bookmark(LIFE, 1), 1, compacted=True)]
 
 
@@ -151,24 +151,24 @@ def test_a_connection_that_watches_too_often_has_its_oldest_watch_ended(watches:
     assert asker.responses == []
     asker.watch("more")
     assert asker.answers == [WatchAnswer(Bookmark(LIFE, 0), 0)]
-    watches.note({"T0"}, 5)
+    watches.publish({"T0"}, 5)
     assert len(asker.responses) == 1
-    watches.note({"T1", "more", "A"}, 5)
+    watches.publish({"T1", "more", "A"}, 5)
     assert asker.heard == [(2, ("T1",)), (2, ("more",))]
     assert other.heard == [(2, ("A",))]
 
 
-def test_no_more_wait_than_there_is_room_for() -> None:
+def test_waiting_watches_are_bounded() -> None:
     watches = Watches(RouteHistory(LIFE, 0), watches_max=2, names_max=3)
     first, second, third = Asker(watches, 1), Asker(watches, 2), Asker(watches, 3)
     first.watch("A", "B")
-    with pytest.raises(RefusedError, match="watches name 2 topics already, and there is room for 3"):
+    with pytest.raises(RefusedError, match="watches name 2 topics already, 2 more exceed the maximum of 3"):
         second.watch("A", "B")
     second.watch("A")
     with pytest.raises(RefusedError, match="2 watches wait already") as caught:
         third.watch()
     assert caught.value.code == ResponseCode.SYSTEM_BUSY
-    third.watch("A", timeout_ms=0)  # whoever does not wait takes no room
+    third.watch("A", timeout_ms=0)  # a watch without a timeout does not wait and takes no room
     assert third.answers == [WatchAnswer(Bookmark(LIFE, 0), 0)]
     watches.drop(1)
     watches.drop(1)
@@ -176,7 +176,7 @@ def test_no_more_wait_than_there_is_room_for() -> None:
     assert len(watches) == 2
 
 
-def test_a_server_that_stops_sends_everyone_away(watches: Watches) -> None:
+def test_a_stopping_server_completes_all_watches(watches: Watches) -> None:
     asker = Asker(watches)
     asker.watch("A")
     watches.close()
@@ -185,7 +185,7 @@ def test_a_server_that_stops_sends_everyone_away(watches: Watches) -> None:
     assert len(watches) == 0
 
 
-def test_a_later_life_begins_above_an_earlier_one() -> None:
+def test_revisions_of_a_later_run_are_larger() -> None:
     clock = ManualClock()
     history = RouteHistory("first", first_revision(clock))
     for _ in range(100):
@@ -195,7 +195,7 @@ def test_a_later_life_begins_above_an_earlier_one() -> None:
     assert first_revision(clock) < 1 << 62
 
 
-def test_ten_thousand_watches_cost_little_of_our_own() -> None:
+def test_ten_thousand_watches_take_little_memory() -> None:
     watches = Watches(RouteHistory(LIFE, 0))
     tracemalloc.start()
     for number in range(10_000):
@@ -204,5 +204,5 @@ def test_ten_thousand_watches_cost_little_of_our_own() -> None:
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert used < 20_000_000
-    watches.note({"topic-77"}, 5)
+    watches.publish({"topic-77"}, 5)
     assert len(watches) == 9_999

@@ -28,8 +28,8 @@ from skyroute.testing import Cluster
 from skyroute.testing import cluster as started_cluster
 from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.calls.send import encode_send
-from tests.support.process import eventually
 from tests.support.shown import ROOT
+from tests.support.waiting import wait_until
 from tests.unit.pipeline.reading import bodies, make_topic, read, rows_of, send, source
 
 
@@ -198,7 +198,7 @@ def test_timestamps_set_the_start_and_the_end(cluster: Cluster) -> None:
     chosen = {"assign": '{"Timed": ["broker-0:0"]}'}
     last_stored = max(row["store_timestamp"] for row in read(cluster, **chosen))
     middle_ms = round(last_stored.timestamp() * 1000) + 1
-    eventually(lambda: time.time() * 1000 > middle_ms, "the next millisecond")
+    wait_until(lambda: time.time() * 1000 > middle_ms, "the next millisecond")
     middle = str(middle_ms)
     send(cluster, "Timed", 5, first=5)
     assert bodies(read(cluster, **chosen, startingTimestamp=middle)) == numbers(5, 10)
@@ -262,7 +262,6 @@ def test_a_forked_process_opens_its_own_connections(cluster: Cluster) -> None:
     send(cluster, "Forked", 100)
     program = """
 import os, sys
-from tests.support.process import eventually
 from tests.support.shown import ROOT
 from tests.unit.pipeline.reading import read
 class Where: name_server_address = sys.argv[1]
@@ -442,9 +441,7 @@ def test_a_damaged_record_is_rejected_alone(rocketmq: Cluster, damaged: int) -> 
     position = read(rocketmq, topic="Torn")[damaged]["commit_log_offset"]
     log = next((rocketmq.folder / "broker-0" / "commitlog").iterdir())
     _overwrite(log, position + 4, b"\0\0\0\0")
-    with pytest.raises(
-        RejectedRecordError, match=rf"record at offset {damaged} of .* cannot be decoded: no record starts"
-    ):
+    with pytest.raises(RejectedRecordError, match=rf"record at offset {damaged} of .* cannot be decoded: no record at"):
         read(rocketmq, topic="Torn")
     rows = read(rocketmq, topic="Torn", rejects="column")
     assert [row["queue_offset"] for row in rows] == list(range(20))

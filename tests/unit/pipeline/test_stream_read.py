@@ -16,7 +16,7 @@ from skyroute.pipeline.source.lag_listener import Lag, LagListener
 from skyroute.pipeline.source.stream import StreamReader
 from skyroute.testing import Cluster
 from skyroute.testing import cluster as started_cluster
-from tests.support.process import eventually
+from tests.support.waiting import wait_until
 from tests.unit.pipeline.reading import Row, bodies, make_topic, rows_of, send, source
 
 ALL = ReadAllAvailable()
@@ -122,7 +122,7 @@ def test_min_offsets_per_trigger_delays_a_batch_up_to_the_maximum(cluster: Clust
     reader = open_stream(cluster, topic="Patient", minOffsetsPerTrigger="5", maxTriggerDelay="300ms")
     start = reader.initialOffset()
     assert step(reader, start) == (start, [])
-    eventually(lambda: reader.latestOffset(start, ALL) != start, "a batch below the minimum")
+    wait_until(lambda: reader.latestOffset(start, ALL) != start, "a batch below the minimum")
     reader = open_stream(cluster, topic="Patient", minOffsetsPerTrigger="5", maxTriggerDelay="1h")
     assert step(reader, start) == (start, [])
     send(cluster, "Patient", 2)

@@ -1,10 +1,10 @@
-"""What brokers say, for tests of the routing rules."""
+"""Registrations for tests of the routing rules."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from skyroute.routing.events import RouteEvent
-from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
+from skyroute.routing.events import RegistrationOutcome, RouteEvent
+from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings, StaticMapping
 
@@ -59,9 +59,9 @@ def mapping(topic: str, name: str = "broker-a", *, epoch: int = 1) -> StaticMapp
 
 
 def tell(
-    table: RouteTable, said: Registration, *, holder: int = 1, now: float = 0.0, delete_missing_topics: bool = False
+    table: RouteTable, said: Registration, *, connection: int = 1, now: float = 0.0, delete_missing_topics: bool = False
 ) -> RegistrationOutcome:
-    return table.register(said, holder=holder, now=now, delete_missing_topics=delete_missing_topics)
+    return table.register(said, connection=connection, now=now, delete_missing_topics=delete_missing_topics)
 
 
 def only(events: Iterable[RouteEvent], kind: type[_Event]) -> _Event:

@@ -1,4 +1,4 @@
-"""What clients, brokers and tools are told of the table."""
+"""Queries of the route table by clients, brokers and tools."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def addresses(route: TopicRoute | None) -> dict[str, dict[int, str]]:
     return {group.name: dict(group.addresses) for group in route.groups}
 
 
-def test_a_topic_nobody_serves_has_no_route() -> None:
+def test_an_unserved_topic_has_no_route() -> None:
     assert find_route(RouteTable(), "T1") is None
 
 
@@ -59,10 +59,10 @@ def test_a_route_does_not_change_with_the_table() -> None:
 def without_master(*, acting_master: bool) -> RouteTable:
     table = RouteTable()
     topics = ("T1", "rmq_sys_SYNC_BROKER_MEMBER_broker-a")
-    tell(table, registration(0, MASTER, topics=topics, acting_master=acting_master), holder=1)
-    tell(table, registration(1, SLAVE, topics=topics, acting_master=acting_master), holder=2)
-    tell(table, registration(2, OTHER, topics=topics, acting_master=acting_master), holder=3)
-    table.drop_holder(1)
+    tell(table, registration(0, MASTER, topics=topics, acting_master=acting_master), connection=1)
+    tell(table, registration(1, SLAVE, topics=topics, acting_master=acting_master), connection=2)
+    tell(table, registration(2, OTHER, topics=topics, acting_master=acting_master), connection=3)
+    table.drop_connection(1)
     return table
 
 
@@ -73,7 +73,7 @@ def test_the_smallest_slave_is_shown_in_the_masters_place() -> None:
     assert route.queues[0].settings.permission == 4
 
 
-def test_brokers_can_read_who_really_is_in_their_group() -> None:
+def test_the_member_topic_shows_the_real_members_of_a_group() -> None:
     table = without_master(acting_master=True)
     route = find_route(table, "rmq_sys_SYNC_BROKER_MEMBER_broker-a", acting_master=True)
     assert addresses(route) == {"broker-a": {1: SLAVE, 2: OTHER}}
@@ -91,7 +91,7 @@ def test_no_slave_acts_unless_both_its_group_and_the_server_allow_it(
 
 def test_a_master_that_returns_takes_its_place_again() -> None:
     table = without_master(acting_master=True)
-    tell(table, registration(acting_master=True), holder=4)
+    tell(table, registration(acting_master=True), connection=4)
     route = find_route(table, "T1", acting_master=True)
     assert addresses(route) == {"broker-a": {0: MASTER, 1: SLAVE, 2: OTHER}}
 
@@ -138,7 +138,7 @@ def test_a_group_without_master_is_in_every_zone_and_one_with_an_acting_master_i
     assert addresses(find_route(table, "T1", zone="z1", acting_master=True)) == {}
 
 
-def test_a_group_that_names_no_zone_is_in_none() -> None:
+def test_a_group_without_a_zone_is_in_no_zone() -> None:
     table = RouteTable()
     tell(table, registration())
     assert addresses(find_route(table, "T1", zone="z1")) == {}
@@ -162,7 +162,7 @@ def test_a_cluster_view_has_groups_and_clusters_in_order_of_registration() -> No
     )
 
 
-def test_topics_of_a_cluster_are_those_one_of_its_groups_serves() -> None:
+def test_topics_of_a_cluster_are_served_by_one_of_its_groups() -> None:
     table = RouteTable()
     tell(table, registration(0, MASTER, name="a", cluster="c1", topics=("T1", "T2")))
     tell(table, registration(0, SLAVE, name="b", cluster="c1", topics=("T2", "T3")))
@@ -173,7 +173,7 @@ def test_topics_of_a_cluster_are_those_one_of_its_groups_serves() -> None:
     assert tuple(table.topics) == ("T1", "T2", "T3", "T4")
 
 
-def test_system_topics_are_the_names_of_clusters_and_groups_and_an_address_to_ask() -> None:
+def test_system_topics_are_names_of_clusters_and_groups_with_one_broker_address() -> None:
     table = RouteTable()
     assert discovery.system_topics(table) == ((), None)
     tell(table, registration(1, SLAVE, name="a"))

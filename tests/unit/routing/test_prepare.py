@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from copy import deepcopy
 from typing import TypeVar
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing import discovery
-from skyroute.routing import table as table_module
 from skyroute.routing.errors import TableFullError
 from skyroute.routing.events import TopicsChanged
 from skyroute.routing.registration import Registration
@@ -30,17 +29,10 @@ topic_tables = st.dictionaries(
 )
 
 
-@pytest.fixture(autouse=True)
-def two_topics_a_step() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_module, "TOPICS_A_STEP", STEP)
-        yield
-
-
 def knowing(*said: Registration) -> RouteTable:
-    table = RouteTable()
-    for holder, one in enumerate(said):
-        table.register(one, holder=holder, now=0.0)
+    table = RouteTable(topics_a_step=STEP)
+    for connection, one in enumerate(said):
+        table.register(one, connection=connection, now=0.0)
     run_through(table.sweep())
     return table
 
@@ -62,7 +54,7 @@ def steps_of(steps: Generator[None, None, T]) -> tuple[int, T]:
 
 
 @given(known=topic_tables, said=topic_tables, version=st.integers(1, 2), forbidden=st.booleans(), delete=st.booleans())
-def test_a_prepared_registration_comes_to_the_same(
+def test_a_prepared_registration_has_the_same_result(
     known: dict[str, QueueSettings], said: dict[str, QueueSettings], *, version: int, forbidden: bool, delete: bool
 ) -> None:
     at_once = knowing(registration(topics=known | {"A": QueueSettings(1, 1, 6), "B": QueueSettings(1, 1, 6)}))
@@ -73,31 +65,31 @@ def test_a_prepared_registration_comes_to_the_same(
     news = registration(topics=said | more, version=version)
     preparation = run_through(in_steps.prepare(news, delete_missing_topics=delete))
     assert preparation is not None
-    assert in_steps.image(1.0) == at_once.image(1.0)
-    first = at_once.register(news, holder=0, now=1.0, delete_missing_topics=delete)
-    second = in_steps.register(news, holder=0, now=1.0, delete_missing_topics=delete, preparation=preparation)
+    assert in_steps.snapshot(1.0) == at_once.snapshot(1.0)
+    first = at_once.register(news, connection=0, now=1.0, delete_missing_topics=delete)
+    second = in_steps.register(news, connection=0, now=1.0, delete_missing_topics=delete, preparation=preparation)
     assert first == second
-    assert at_once.image(1.0) == in_steps.image(1.0)
+    assert at_once.snapshot(1.0) == in_steps.snapshot(1.0)
     assert served(at_once) == served(in_steps)
-    assert at_once.census(1.0) == in_steps.census(1.0) or not in_steps.is_swept
+    assert at_once.stats(1.0) == in_steps.stats(1.0) or not in_steps.is_swept
     run_through(in_steps.sweep())
     assert in_steps.is_swept
     assert set(in_steps.topics) == served(at_once)
 
 
-def test_no_step_looks_at_more_than_its_share() -> None:
+def test_every_step_is_bounded() -> None:
     table = knowing(registration(topics=TOPICS))
     news = registration(topics=OTHERS, version=2)
     steps, preparation = steps_of(table.prepare(news, delete_missing_topics=True))
     # The copy, 5 topics that may be gone, 4 that may be new, 4 that are listed, and the edited ones.
     assert steps == 1 + 3 + 2 + 2 + 1
-    table.register(news, holder=0, now=1.0, delete_missing_topics=True, preparation=preparation)
+    table.register(news, connection=0, now=1.0, delete_missing_topics=True, preparation=preparation)
     assert served(table) == set(OTHERS)
     assert steps_of(table.sweep())[0] == 3 + 1
     assert set(table.topics) == set(OTHERS)
 
 
-def test_clients_see_nothing_of_a_registration_before_it_is_applied() -> None:
+def test_routes_do_not_change_before_a_registration_is_applied() -> None:
     table = knowing(registration(topics=TOPICS))
     news = registration(topics=(*OTHERS, "T1"), version=2)
     steps = table.prepare(news, delete_missing_topics=True)
@@ -109,9 +101,9 @@ def test_clients_see_nothing_of_a_registration_before_it_is_applied() -> None:
 
 
 def test_a_refused_registration_leaves_no_trace() -> None:
-    table = RouteTable(topic_entries_max=8)
-    table.register(registration(topics=TOPICS), holder=0, now=0.0)
-    before = table.image(0.0)
+    table = RouteTable(topic_entries_max=8, topics_a_step=STEP)
+    table.register(registration(topics=TOPICS), connection=0, now=0.0)
+    before = table.snapshot(0.0)
     with pytest.raises(TableFullError):
         run_through(table.prepare(registration(0, OTHER, name="broker-b", topics=OTHERS)))
     run_through(table.sweep())
@@ -120,12 +112,12 @@ def test_a_refused_registration_leaves_no_trace() -> None:
     table.register_topic("X", {"broker-a": WRITABLE})
     with pytest.raises(TableFullError):
         table.register(
-            registration(0, OTHER, name="broker-b", topics=OTHERS[:3]), holder=1, now=0.0, preparation=preparation
+            registration(0, OTHER, name="broker-b", topics=OTHERS[:3]), connection=1, now=0.0, preparation=preparation
         )
     table.delete_topic("X")
     run_through(table.sweep())
     assert table.is_swept
-    assert table.image(0.0) == before
+    assert table.snapshot(0.0) == before
     assert set(table.topics) == set(TOPICS)
 
 
@@ -146,10 +138,10 @@ def test_topics_that_change_between_the_steps_are_compared_again(edits_at: int) 
         table.delete_topic("U2")
         table.register_topic("V", {"broker-a": WRITABLE})
         preparation = run_through(steps) if table is in_steps else None
-        table.register(news, holder=0, now=1.0, delete_missing_topics=True, preparation=preparation)
+        table.register(news, connection=0, now=1.0, delete_missing_topics=True, preparation=preparation)
         run_through(table.sweep())
-    assert at_once.image(1.0) == in_steps.image(1.0)
-    assert at_once.census(1.0) == in_steps.census(1.0)
+    assert at_once.snapshot(1.0) == in_steps.snapshot(1.0)
+    assert at_once.stats(1.0) == in_steps.stats(1.0)
     assert set(in_steps.topics) == {*OTHERS, "T1", "T2"}
 
 
@@ -159,10 +151,10 @@ def test_a_group_that_came_back_between_the_steps_is_prepared_again() -> None:
     steps = table.prepare(news)
     for _ in range(4):
         next(steps)
-    table.drop_holder(0)
-    table.register(registration(address=SLAVE, topics=("T1", "T2")), holder=1, now=1.0)
+    table.drop_connection(0)
+    table.register(registration(address=SLAVE, topics=("T1", "T2")), connection=1, now=1.0)
     preparation = run_through(steps)
-    outcome = table.register(news, holder=1, now=1.0, preparation=preparation)
+    outcome = table.register(news, connection=1, now=1.0, preparation=preparation)
     assert only(outcome.events, TopicsChanged).added.keys() == {"T3", "T4", "T5", "U1"}
     run_through(table.sweep())
     assert set(table.topics) == {*TOPICS, "U1"}
@@ -178,10 +170,12 @@ def test_two_registrations_of_one_broker_end_in_the_last_one() -> None:
         next(of_first)
         next(of_second)
     prepared = run_through(of_second)
-    table.register(second, holder=2, now=1.0, delete_missing_topics=True, preparation=prepared, ticket=second_ticket)
+    table.register(
+        second, connection=2, now=1.0, delete_missing_topics=True, preparation=prepared, ticket=second_ticket
+    )
     prepared = run_through(of_first)
     late = table.register(
-        first, holder=1, now=2.0, delete_missing_topics=True, preparation=prepared, ticket=first_ticket
+        first, connection=1, now=2.0, delete_missing_topics=True, preparation=prepared, ticket=first_ticket
     )
     assert late.overtaken
     assert late.events == ()
@@ -189,11 +183,11 @@ def test_two_registrations_of_one_broker_end_in_the_last_one() -> None:
     assert set(table.topics) == {*TOPICS, "U1"}
 
 
-def test_a_late_registration_does_not_displace_who_came_after_it() -> None:
+def test_a_late_registration_does_not_replace_a_later_one() -> None:
     table = knowing(registration(topics=TOPICS))
     ticket = table.take_ticket()
-    table.register(registration(address=OTHER, topics=TOPICS), holder=2, now=1.0)
-    assert table.register(registration(address=SLAVE, topics=OTHERS), holder=1, now=2.0, ticket=ticket).overtaken
+    table.register(registration(address=OTHER, topics=TOPICS), connection=2, now=1.0)
+    assert table.register(registration(address=SLAVE, topics=OTHERS), connection=1, now=2.0, ticket=ticket).overtaken
     group = table.group("broker-a")
     assert group is not None
     assert group.addresses == {0: OTHER}
@@ -202,13 +196,13 @@ def test_a_late_registration_does_not_displace_who_came_after_it() -> None:
 def test_many_topics_leave_the_table_at_once_and_the_index_in_steps() -> None:
     table = knowing(registration(topics=TOPICS), registration(address=OTHER, name="broker-b", topics=("T1", "V")))
     edits = table.topic_edits
-    table.drop_holder(0)
+    table.drop_connection(0)
     assert table.topic_edits == edits
     assert served(table) == {"T1", "V"}
     assert table.serving("T1") == ("broker-b",)
     assert table.serving("T2") == ()
     # The broker is back before the sweep: a topic that it names again is kept.
-    table.register(registration(topics=("T2", "T3")), holder=1, now=1.0)
+    table.register(registration(topics=("T2", "T3")), connection=1, now=1.0)
     assert steps_of(table.sweep())[0] == 3 + 1
     assert set(table.topics) == {"T1", "T2", "T3", "V"}
     assert table.serving("T1") == ("broker-b",)
@@ -224,7 +218,7 @@ def test_a_sweep_keeps_what_another_registration_has_listed() -> None:
         next(kept)
     abandoned.close()
     run_through(table.sweep())
-    table.register(news, holder=0, now=1.0, preparation=run_through(kept))
+    table.register(news, connection=0, now=1.0, preparation=run_through(kept))
     assert table.is_swept
     assert set(table.topics) == {"A", "B", *OTHERS}
 

@@ -1,11 +1,11 @@
-"""A table that was restored after a restart: who is believed, for how long, and what their next word means."""
+"""A table restored after a restart: leases, confirmation and the next registration."""
 
 import pytest
 
 from skyroute.routing import discovery
 from skyroute.routing.errors import TableFullError
 from skyroute.routing.events import BrokerChanged, BrokerConfirmed, BrokerLeft, Cause, LeaseHeld, TopicsChanged
-from skyroute.routing.leases import NOBODY
+from skyroute.routing.leases import NO_CONNECTION
 from skyroute.routing.registration import DataVersion
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey
@@ -17,7 +17,7 @@ KEY = BrokerKey("c1", MASTER)
 
 def restored(before: RouteTable, *, now: float = 0.0) -> RouteTable:
     table = RouteTable()
-    table.restore(before.image(now), lease_s=LEASE_S, now=now)
+    table.restore(before.snapshot(now), lease_s=LEASE_S, now=now)
     return table
 
 
@@ -27,7 +27,7 @@ def one_broker(**said: object) -> RouteTable:
     return table
 
 
-def test_a_restored_table_answers_what_it_answered() -> None:
+def test_a_restored_table_has_the_same_routes() -> None:
     before = one_broker()
     tell(before, registration(1, SLAVE))
     table = restored(before)
@@ -36,42 +36,42 @@ def test_a_restored_table_answers_what_it_answered() -> None:
     assert table.is_unconfirmed("broker-a")
 
 
-def test_a_broker_that_does_not_come_back_goes_with_a_cause_of_its_own() -> None:
+def test_a_restored_broker_that_does_not_return_leaves_as_not_confirmed() -> None:
     table = restored(one_broker())
     assert table.evict_expired(LEASE_S) == ()
     left = only(table.evict_expired(LEASE_S + 0.1), BrokerLeft)
-    assert (left.cause, left.holder) == (Cause.NOT_CONFIRMED, NOBODY)
+    assert (left.cause, left.connection) == (Cause.NOT_CONFIRMED, NO_CONNECTION)
     assert table.topics == set()
 
 
-def test_a_broker_with_a_shorter_lease_is_believed_for_no_longer() -> None:
+def test_a_restored_broker_keeps_its_shorter_lease() -> None:
     table = restored(one_broker(lease_s=10.0))
     assert only(table.evict_expired(10.1), BrokerLeft).cause is Cause.NOT_CONFIRMED
 
 
-def test_a_row_of_restarts_does_not_keep_a_dead_broker() -> None:
+def test_repeated_restarts_do_not_keep_a_dead_broker() -> None:
     table = one_broker()
     for now in (0.0, 20.0, 40.0):
         table = restored(table, now=now)
     assert only(table.evict_expired(LEASE_S + 0.1), BrokerLeft).cause is Cause.NOT_CONFIRMED
 
 
-def test_a_heartbeat_confirms_and_the_broker_then_lives_with_that_connection() -> None:
+def test_a_heartbeat_confirms_a_broker_and_sets_its_connection() -> None:
     table = restored(one_broker())
-    events = table.renew(KEY, holder=7, now=30.0)
+    events = table.renew(KEY, connection=7, now=30.0)
     assert events is not None
     assert (only(events, BrokerConfirmed).cause, table.unconfirmed_count) == (Cause.HEARTBEAT, 0)
-    assert table.renew(KEY, holder=8, now=30.0) == ()
+    assert table.renew(KEY, connection=8, now=30.0) == ()
     assert table.evict_expired(149.0) == ()
-    assert table.drop_holder(8) == ()
-    assert only(table.drop_holder(7), BrokerLeft).cause is Cause.CONNECTION_CLOSED
+    assert table.drop_connection(8) == ()
+    assert only(table.drop_connection(7), BrokerLeft).cause is Cause.CONNECTION_CLOSED
 
 
 def test_a_registration_confirms_and_changes_nothing_else_if_nothing_changed() -> None:
     table = restored(one_broker())
-    outcome = tell(table, registration(), holder=7, now=1.0)
+    outcome = tell(table, registration(), connection=7, now=1.0)
     assert [type(event) for event in outcome.events] == [BrokerConfirmed]
-    assert only(table.drop_holder(7), BrokerLeft).cause is Cause.CONNECTION_CLOSED
+    assert only(table.drop_connection(7), BrokerLeft).cause is Cause.CONNECTION_CLOSED
 
 
 def test_an_expiry_after_confirmation_is_an_ordinary_one() -> None:
@@ -80,7 +80,7 @@ def test_an_expiry_after_confirmation_is_an_ordinary_one() -> None:
     assert only(table.evict_expired(122.0), BrokerLeft).cause is Cause.LEASE_EXPIRED
 
 
-def test_an_operators_ban_survives_the_restart_and_the_next_registration() -> None:
+def test_forbidden_writes_survive_a_restart_and_the_next_registration() -> None:
     before = one_broker()
     before.forbid_writes("broker-a")
     table = restored(before)
@@ -90,17 +90,17 @@ def test_an_operators_ban_survives_the_restart_and_the_next_registration() -> No
     assert table.settings("broker-a", "T1") == WRITABLE
 
 
-def test_bodies_from_before_the_restart_are_read_again() -> None:
+def test_bodies_are_decoded_again_after_a_restart() -> None:
     table = restored(one_broker(fingerprint=b"body"))
     assert not table.remembers(registration(fingerprint=b"body"))
 
 
-def test_a_single_topic_of_a_newer_edition_does_not_make_that_edition_known() -> None:
+def test_a_single_topic_of_a_newer_version_does_not_make_that_version_known() -> None:
     table = restored(one_broker(version=1))
     outcome = tell(table, registration(topics=("T9",), version=3))
     assert set(only(outcome.events, TopicsChanged).added) == {"T9"}
     assert table.version_of(KEY) == DataVersion(0, 1, 1)
-    # Its whole table tells what changed while we were away, and is not taken for known.
+    # Its whole table has the changes since the restart, and is decoded.
     tell(table, registration(topics={"T1": READ_ONLY, "T2": WRITABLE, "T9": WRITABLE}, version=3))
     assert table.settings("broker-a", "T1") == READ_ONLY
     assert table.version_of(KEY) == DataVersion(0, 3, 3)
@@ -108,7 +108,7 @@ def test_a_single_topic_of_a_newer_edition_does_not_make_that_edition_known() ->
     assert only(outcome.events, BrokerChanged).version_after == DataVersion(0, 4, 4)
 
 
-def test_an_older_edition_is_news_after_a_restart() -> None:
+def test_an_older_version_is_applied_after_a_restart() -> None:
     table = restored(one_broker(version=5))
     outcome = tell(table, registration(version=2))
     assert not outcome.overtaken
@@ -122,7 +122,7 @@ def test_a_master_of_an_older_epoch_is_still_kept_out() -> None:
     assert table.unconfirmed_count == 0
 
 
-def test_a_lost_master_is_replaced_once_its_restored_lease_is_over() -> None:
+def test_a_missing_master_is_replaced_once_its_restored_lease_expires() -> None:
     before = one_broker(acting_master=True)
     tell(before, registration(1, SLAVE, acting_master=True))
     table = restored(before)
@@ -133,14 +133,14 @@ def test_a_lost_master_is_replaced_once_its_restored_lease_is_over() -> None:
     assert route.groups[0].addresses == {0: SLAVE}
 
 
-def test_a_table_with_no_room_refuses_the_image_and_stays_empty() -> None:
+def test_a_table_without_room_refuses_the_snapshot_and_stays_empty() -> None:
     table = RouteTable(topic_entries_max=1)
     with pytest.raises(TableFullError):
-        table.restore(one_broker().image(0.0), lease_s=LEASE_S, now=0.0)
+        table.restore(one_broker().snapshot(0.0), lease_s=LEASE_S, now=0.0)
     assert table.groups == ()
 
 
-def test_leases_that_run_out_together_are_held_once() -> None:
+def test_leases_that_expire_together_are_extended_once() -> None:
     table = RouteTable()
     for number in range(4):
         tell(table, registration(name=f"b{number}", address=f"10.0.0.{number}:1"))
@@ -148,21 +148,21 @@ def test_leases_that_run_out_together_are_held_once() -> None:
     held = table.hold_expired(121.0, share_max=0.5)
     assert [type(event) for event in held] == [LeaseHeld] * 4
     assert table.evict_expired(121.0) == ()
-    table.renew(BrokerKey("c1", "10.0.0.0:1"), holder=1, now=200.0)
+    table.renew(BrokerKey("c1", "10.0.0.0:1"), connection=1, now=200.0)
     assert table.hold_expired(242.0, share_max=0.5) == (), "once is enough"
     assert len([event for event in table.evict_expired(242.0) if isinstance(event, BrokerLeft)]) == 3
     assert len(table.hold_expired(321.0, share_max=0.5)) == 1, "who was heard from is held again"
 
 
-def test_restored_brokers_that_stay_silent_are_not_held() -> None:
+def test_leases_of_unconfirmed_brokers_are_not_extended() -> None:
     table = RouteTable()
-    table.restore(one_broker().image(0.0), lease_s=LEASE_S, now=0.0)
+    table.restore(one_broker().snapshot(0.0), lease_s=LEASE_S, now=0.0)
     assert table.hold_expired(LEASE_S + 1, share_max=0.5) == ()
     (left, *_) = table.evict_expired(LEASE_S + 1)
     assert left.cause is Cause.NOT_CONFIRMED
 
 
-def test_few_that_fall_silent_are_not_held() -> None:
+def test_a_small_share_of_expired_leases_is_not_extended() -> None:
     table = RouteTable()
     for number in range(4):
         tell(table, registration(name=f"b{number}", address=f"10.0.0.{number}:1"), now=float(number > 1) * 60)

@@ -11,24 +11,25 @@ from skyroute.routing.events import (
     Cause,
     FilterServersChanged,
     GroupChanged,
+    RegistrationOutcome,
     SmallestIdChanged,
     TopicsChanged,
 )
-from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome
+from skyroute.routing.registration import DataVersion, Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey, ClusterView, StaticMapping
 from tests.unit.routing.brokers import HA, MASTER, OTHER, SLAVE, mapping, only, registration, tell
 
-EMPTY = "<RouteTable clusters=0 groups=0 brokers=0 holders=0 topics=0 topic_entries=0>"
+EMPTY = "<RouteTable clusters=0 groups=0 brokers=0 connections=0 topics=0 topic_entries=0>"
 
 
 def test_the_repr_counts_what_is_there() -> None:
     table = RouteTable()
     assert repr(table) == EMPTY
-    tell(table, registration(), holder=1)
-    tell(table, registration(1, SLAVE), holder=1)
-    tell(table, registration(0, OTHER, name="broker-b", cluster="c2", topics=("T1", "T3")), holder=2)
-    assert repr(table) == "<RouteTable clusters=2 groups=2 brokers=3 holders=2 topics=3 topic_entries=4>"
+    tell(table, registration(), connection=1)
+    tell(table, registration(1, SLAVE), connection=1)
+    tell(table, registration(0, OTHER, name="broker-b", cluster="c2", topics=("T1", "T3")), connection=2)
+    assert repr(table) == "<RouteTable clusters=2 groups=2 brokers=3 connections=2 topics=3 topic_entries=4>"
 
 
 # Coming
@@ -36,7 +37,7 @@ def test_the_repr_counts_what_is_there() -> None:
 
 def test_a_first_registration_reports_group_broker_and_topics_in_that_order() -> None:
     said = registration(zone="z1", acting_master=True, lease_s=10.0)
-    outcome = tell(RouteTable(), said, holder=7)
+    outcome = tell(RouteTable(), said, connection=7)
     version = DataVersion(0, 1, 1)
     assert said.table is not None
     assert outcome == RegistrationOutcome(
@@ -54,7 +55,7 @@ def test_a_heartbeat_that_changes_nothing_reports_nothing() -> None:
     assert tell(table, registration()) == RegistrationOutcome()
 
 
-def test_a_new_edition_of_the_same_topics_reports_only_the_edition() -> None:
+def test_a_new_version_of_the_same_topics_reports_only_the_version() -> None:
     table = RouteTable()
     tell(table, registration(version=1))
     (event,) = tell(table, registration(version=2)).events
@@ -63,14 +64,14 @@ def test_a_new_edition_of_the_same_topics_reports_only_the_edition() -> None:
     assert table.version_of(BrokerKey("c1", MASTER)) == DataVersion(0, 2, 2)
 
 
-def test_a_slave_is_told_where_its_master_is_and_a_master_is_told_nothing() -> None:
+def test_the_outcome_has_the_master_address_for_a_slave_only() -> None:
     table = RouteTable()
     assert tell(table, registration()).master_address is None
     outcome = tell(table, registration(1, SLAVE))
     assert (outcome.master_address, outcome.master_ha_address) == (MASTER, HA[MASTER])
 
 
-def test_a_slave_without_a_master_is_told_nothing() -> None:
+def test_the_outcome_of_a_slave_without_master_has_no_address() -> None:
     outcome = tell(RouteTable(), registration(1, SLAVE))
     assert (outcome.master_address, outcome.master_ha_address) == (None, None)
 
@@ -83,7 +84,7 @@ def test_the_last_registrant_decides_zone_and_acting_master_of_its_group() -> No
     assert (event.acting_master_before, event.acting_master_after) == (True, False)
 
 
-def test_filter_servers_are_kept_when_unsaid_and_cleared_when_empty() -> None:
+def test_filter_servers_are_kept_when_absent_and_cleared_when_empty() -> None:
     table = RouteTable()
     tell(table, registration(filter_servers=("f:1", "f:2")))
     tell(table, registration(filter_servers=None))
@@ -142,7 +143,7 @@ def test_a_superseded_broker_keeps_the_id_it_has() -> None:
     assert table.version_of(BrokerKey("c1", SLAVE)) == DataVersion(4, 1, 1)
 
 
-def test_a_full_table_refuses_a_newcomer_and_still_takes_heartbeats_and_replacements() -> None:
+def test_a_full_table_refuses_a_new_broker_and_accepts_heartbeats_and_replacements() -> None:
     table = RouteTable(brokers_max=1)
     tell(table, registration())
     with pytest.raises(TableFullError, match="brokersMax"):
@@ -177,43 +178,50 @@ def test_too_many_topics_are_refused_before_one_of_them_is_written() -> None:
         registration(1, OTHER, topics=[f"{'x' * 2000}{number}" for number in range(20)], filter_servers=("f" * 9000,)),
     ],
 )
-def test_registrations_are_bounded_by_what_they_hold(much: Registration) -> None:
+def test_registrations_are_bounded_in_bytes(much: Registration) -> None:
     table = RouteTable(registration_bytes_max=12_000)
     tell(table, registration(topics=("T1", "T2")))
-    before = table.census(0.0)
+    before = table.stats(0.0)
     with pytest.raises(TableFullError, match=r"bytes of registrations and \d+ new .* 12000 .registrationBytesMax."):
         tell(table, much)
-    assert table.census(0.0) == before
+    assert table.stats(0.0) == before
     tell(table, registration(topics=("T1", "T2"), version=2))
 
 
-def test_what_was_held_is_free_again_when_its_brokers_leave() -> None:
+def test_registration_bytes_are_freed_when_brokers_leave() -> None:
     table = RouteTable(registration_bytes_max=20_000)
     large = [f"{'x' * 50}{number}" for number in range(40)]
     for _ in range(3):
         tell(
-            table, registration(topics=large, filter_servers=("f:1",), mappings={large[0]: mapping(large[0])}), holder=1
+            table,
+            registration(topics=large, filter_servers=("f:1",), mappings={large[0]: mapping(large[0])}),
+            connection=1,
         )
         with pytest.raises(TableFullError):
             tell(table, registration(name="broker-b", address=OTHER, topics=large))
-        table.drop_holder(1)
-        assert table.census(0.0).held_bytes == 0
+        table.drop_connection(1)
+        assert table.stats(0.0).registration_bytes == 0
 
 
 # One address, one id
 
 
-def test_another_address_under_the_same_id_takes_over_and_the_old_lease_is_gone() -> None:
+def test_another_address_with_the_same_id_replaces_the_broker_and_its_lease() -> None:
     """A broker that restarted with a new address leaves no lease behind that expires later (§23 #3)."""
     table = RouteTable()
-    tell(table, registration(filter_servers=("f:1",)), holder=1)
-    events = tell(table, registration(0, OTHER), holder=2).events
+    tell(table, registration(filter_servers=("f:1",)), connection=1)
+    events = tell(table, registration(0, OTHER), connection=2).events
     assert [type(event) for event in events] == [BrokerLeft, BrokerJoined]
     left = only(events, BrokerLeft)
-    assert (left.address, left.cause, left.holder, left.holder_is_idle) == (MASTER, Cause.ADDRESS_REPLACED, 1, True)
+    assert (left.address, left.cause, left.connection, left.connection_is_unused) == (
+        MASTER,
+        Cause.ADDRESS_REPLACED,
+        1,
+        True,
+    )
     assert member_addresses(table, "broker-a") == {0: OTHER}
-    assert table.renew(BrokerKey("c1", MASTER), holder=1, now=1.0) is None
-    assert table.drop_holder(1) == ()
+    assert table.renew(BrokerKey("c1", MASTER), connection=1, now=1.0) is None
+    assert table.drop_connection(1) == ()
     assert table.filter_servers("broker-a") == {}
 
 
@@ -238,17 +246,17 @@ def test_a_slave_that_becomes_master_gives_up_its_old_id() -> None:
 
 def test_a_slave_may_take_the_masters_id_while_the_master_is_there() -> None:
     table = RouteTable()
-    tell(table, registration(), holder=1)
-    tell(table, registration(1, SLAVE), holder=2)
-    events = tell(table, registration(0, SLAVE), holder=2).events
+    tell(table, registration(), connection=1)
+    tell(table, registration(1, SLAVE), connection=2)
+    events = tell(table, registration(0, SLAVE), connection=2).events
     assert [type(event) for event in events] == [BrokerLeft, BrokerChanged]
     assert member_addresses(table, "broker-a") == {0: SLAVE}
 
 
 def test_a_broker_that_changes_its_name_leaves_its_old_group() -> None:
     table = RouteTable()
-    tell(table, registration(), holder=1)
-    events = tell(table, registration(name="broker-b"), holder=1).events
+    tell(table, registration(), connection=1)
+    events = tell(table, registration(name="broker-b"), connection=1).events
     assert [(type(event), event.broker_name) for event in events] == [
         (BrokerLeft, "broker-a"),
         (TopicsChanged, "broker-a"),
@@ -257,7 +265,7 @@ def test_a_broker_that_changes_its_name_leaves_its_old_group() -> None:
         (BrokerJoined, "broker-b"),
         (TopicsChanged, "broker-b"),
     ]
-    assert not only(events, BrokerLeft).holder_is_idle, "it speaks through the same holder under its new name"
+    assert not only(events, BrokerLeft).connection_is_unused, "it speaks through the same connection under its new name"
     assert cluster_view(table).clusters == {"c1": ("broker-b",)}
 
 
@@ -279,19 +287,19 @@ def test_a_group_that_changes_its_cluster_leaves_the_old_one() -> None:
 
 
 def test_leases_move_with_their_group_to_another_cluster() -> None:
-    """No lease is left that nobody can renew or end (§23 #3)."""
+    """No lease is left that cannot be renewed or ended (§23 #3)."""
     table = RouteTable()
-    tell(table, registration(), holder=1)
-    tell(table, registration(1, SLAVE), holder=2)
-    tell(table, registration(cluster="c2"), holder=1)
-    assert table.renew(BrokerKey("c1", SLAVE), holder=1, now=1.0) is None
-    assert table.renew(BrokerKey("c2", SLAVE), holder=1, now=1.0) is not None
-    table.drop_holder(2)
+    tell(table, registration(), connection=1)
+    tell(table, registration(1, SLAVE), connection=2)
+    tell(table, registration(cluster="c2"), connection=1)
+    assert table.renew(BrokerKey("c1", SLAVE), connection=1, now=1.0) is None
+    assert table.renew(BrokerKey("c2", SLAVE), connection=1, now=1.0) is not None
+    table.drop_connection(2)
     assert member_addresses(table, "broker-a") == {0: MASTER}
 
 
 def test_two_clusters_cannot_share_a_broker_name_and_id() -> None:
-    """The second is refused and told who has the name, instead of both being mixed (§23 #4)."""
+    """The second is refused with the owner of the name, instead of mixing both (§23 #4)."""
     table = RouteTable()
     tell(table, registration(cluster="c1"))
     before = cluster_view(table)
@@ -302,10 +310,10 @@ def test_two_clusters_cannot_share_a_broker_name_and_id() -> None:
 
 def test_a_broker_whose_address_is_known_in_the_new_cluster_does_not_follow_its_group() -> None:
     table = RouteTable()
-    tell(table, registration(0, MASTER, cluster="c1"), holder=1)
-    tell(table, registration(1, SLAVE, cluster="c1"), holder=2)
-    tell(table, registration(0, SLAVE, name="broker-b", cluster="c2"), holder=3)
-    left = only(tell(table, registration(0, MASTER, cluster="c2"), holder=1).events, BrokerLeft)
+    tell(table, registration(0, MASTER, cluster="c1"), connection=1)
+    tell(table, registration(1, SLAVE, cluster="c1"), connection=2)
+    tell(table, registration(0, SLAVE, name="broker-b", cluster="c2"), connection=3)
+    left = only(tell(table, registration(0, MASTER, cluster="c2"), connection=1).events, BrokerLeft)
     assert (left.cluster, left.broker_name, left.address) == ("c1", "broker-a", SLAVE)
     assert member_addresses(table, "broker-a") == {0: MASTER}
     assert member_addresses(table, "broker-b") == {0: SLAVE}
@@ -324,32 +332,32 @@ def test_a_group_moves_even_if_none_of_its_brokers_can_follow() -> None:
 # Leaving
 
 
-def test_a_silent_broker_is_evicted_just_after_its_lease() -> None:
+def test_a_broker_is_evicted_just_after_its_lease() -> None:
     table = RouteTable()
-    tell(table, registration(), holder=7, now=0.0)
+    tell(table, registration(), connection=7, now=0.0)
     assert table.evict_expired(now=120.0) == ()
     left = only(table.evict_expired(now=120.1), BrokerLeft)
-    assert (left.holder, left.holder_is_idle, left.cause) == (7, True, Cause.LEASE_EXPIRED)
+    assert (left.connection, left.connection_is_unused, left.cause) == (7, True, Cause.LEASE_EXPIRED)
 
 
 def test_a_broker_may_name_its_own_lease_and_a_renewal_keeps_to_it() -> None:
     table = RouteTable(lease_s=60.0)
     tell(table, registration(lease_s=3.0), now=0.0)
-    assert table.renew(BrokerKey("c1", MASTER), holder=1, now=2.0) is not None
+    assert table.renew(BrokerKey("c1", MASTER), connection=1, now=2.0) is not None
     assert table.evict_expired(now=5.0) == ()
     assert table.evict_expired(now=5.1) != ()
 
 
 def test_an_unknown_broker_cannot_renew() -> None:
     table = RouteTable()
-    assert table.renew(BrokerKey("c1", MASTER), holder=1, now=0.0) is None
+    assert table.renew(BrokerKey("c1", MASTER), connection=1, now=0.0) is None
     assert table.version_of(BrokerKey("c1", MASTER)) is None
 
 
 def test_the_last_broker_takes_group_topics_and_cluster_with_it() -> None:
     table = RouteTable()
     tell(table, registration(zone="z1"))
-    events = table.drop_holder(1)
+    events = table.drop_connection(1)
     assert [(type(event), event.cause) for event in events] == [
         (BrokerLeft, Cause.CONNECTION_CLOSED),
         (TopicsChanged, Cause.GROUP_GONE),
@@ -359,12 +367,12 @@ def test_the_last_broker_takes_group_topics_and_cluster_with_it() -> None:
     assert repr(table) == EMPTY
 
 
-def test_topics_of_other_groups_stay_when_a_group_goes() -> None:
+def test_topics_of_other_groups_stay_when_a_group_leaves() -> None:
     """Only the group's own topics are looked at, however many there are (§23 #11)."""
     table = RouteTable()
-    tell(table, registration(topics=("T1", "T2")), holder=1)
-    tell(table, registration(0, OTHER, name="broker-b", topics=("T2", "T3")), holder=2)
-    assert set(only(table.drop_holder(1), TopicsChanged).removed) == {"T1", "T2"}
+    tell(table, registration(topics=("T1", "T2")), connection=1)
+    tell(table, registration(0, OTHER, name="broker-b", topics=("T2", "T3")), connection=2)
+    assert set(only(table.drop_connection(1), TopicsChanged).removed) == {"T1", "T2"}
     assert tuple(table.topics) == ("T2", "T3")
     assert table.serving("T2") == ("broker-b",)
 
@@ -373,29 +381,29 @@ def test_every_broker_behind_a_closed_connection_leaves() -> None:
     """A container registers many brokers over one connection (§23 #2)."""
     table = RouteTable()
     for name, address in (("broker-a", MASTER), ("broker-b", SLAVE), ("broker-c", OTHER)):
-        tell(table, registration(0, address, name=name), holder=1)
-    left = [event for event in table.drop_holder(1) if isinstance(event, BrokerLeft)]
+        tell(table, registration(0, address, name=name), connection=1)
+    left = [event for event in table.drop_connection(1) if isinstance(event, BrokerLeft)]
     assert [event.broker_name for event in left] == ["broker-a", "broker-b", "broker-c"]
-    assert [event.holder_is_idle for event in left] == [False, False, True]
+    assert [event.connection_is_unused for event in left] == [False, False, True]
     assert repr(table) == EMPTY
-    assert table.drop_holder(1) == ()
+    assert table.drop_connection(1) == ()
 
 
-def test_a_holder_is_not_idle_while_another_of_its_brokers_lives() -> None:
+def test_a_connection_is_not_unused_while_another_of_its_brokers_is_registered() -> None:
     table = RouteTable()
-    tell(table, registration(lease_s=1.0), holder=1)
-    tell(table, registration(0, OTHER, name="broker-b"), holder=1)
-    assert not only(table.evict_expired(now=2.0), BrokerLeft).holder_is_idle
+    tell(table, registration(lease_s=1.0), connection=1)
+    tell(table, registration(0, OTHER, name="broker-b"), connection=1)
+    assert not only(table.evict_expired(now=2.0), BrokerLeft).connection_is_unused
 
 
 def test_closing_an_old_connection_does_not_end_a_broker_that_came_back_over_a_new_one() -> None:
     """A late end of an old connection cannot wipe a fresh registration (§23 #1)."""
     table = RouteTable()
-    tell(table, registration(), holder=1)
-    tell(table, registration(), holder=2)
-    assert table.drop_holder(1) == ()
+    tell(table, registration(), connection=1)
+    tell(table, registration(), connection=2)
+    assert table.drop_connection(1) == ()
     assert member_addresses(table, "broker-a") == {0: MASTER}
-    assert table.drop_holder(2) != ()
+    assert table.drop_connection(2) != ()
 
 
 @pytest.mark.parametrize(
@@ -407,17 +415,17 @@ def test_closing_an_old_connection_does_not_end_a_broker_that_came_back_over_a_n
         ("c1", MASTER, "broker-a", 1),
     ],
 )
-def test_a_goodbye_that_does_not_match_the_registration_has_no_effect(
+def test_an_unregistration_that_does_not_match_the_registration_has_no_effect(
     cluster: str, address: str, name: str, broker_id: int
 ) -> None:
-    """A late goodbye never removes a fresh registration, and a wrong one spoils nothing (§23 #1 and #16)."""
+    """A late unregistration never removes a new registration, and a wrong one has no effect (§23 #1 and #16)."""
     table = RouteTable()
     tell(table, registration())
     assert table.unregister(cluster, address, name, broker_id) == ()
     assert member_addresses(table, "broker-a") == {0: MASTER}
 
 
-def test_the_goodbye_of_a_replaced_broker_does_not_remove_its_successor() -> None:
+def test_the_unregistration_of_a_replaced_broker_does_not_remove_its_successor() -> None:
     table = RouteTable()
     tell(table, registration(0, MASTER))
     tell(table, registration(0, OTHER))
@@ -425,7 +433,7 @@ def test_the_goodbye_of_a_replaced_broker_does_not_remove_its_successor() -> Non
     assert member_addresses(table, "broker-a") == {0: OTHER}
 
 
-def test_a_matching_goodbye_is_taken_once() -> None:
+def test_a_matching_unregistration_is_taken_once() -> None:
     table = RouteTable()
     tell(table, registration())
     assert only(table.unregister("c1", MASTER, "broker-a", 0), BrokerLeft).cause is Cause.UNREGISTERED
@@ -436,12 +444,12 @@ def test_a_matching_goodbye_is_taken_once() -> None:
 # The smallest id
 
 
-def test_a_group_that_loses_its_smallest_id_reports_who_left_and_who_is_next() -> None:
+def test_a_group_that_loses_its_smallest_id_reports_the_old_and_new_broker() -> None:
     table = RouteTable()
-    tell(table, registration(acting_master=True), holder=1)
-    tell(table, registration(1, SLAVE, acting_master=True), holder=2)
-    tell(table, registration(2, OTHER, acting_master=True), holder=3)
-    events = table.drop_holder(1)
+    tell(table, registration(acting_master=True), connection=1)
+    tell(table, registration(1, SLAVE, acting_master=True), connection=2)
+    tell(table, registration(2, OTHER, acting_master=True), connection=3)
+    events = table.drop_connection(1)
     assert events[-1] == SmallestIdChanged(
         cluster="c1",
         broker_name="broker-a",
@@ -473,13 +481,13 @@ def test_a_new_smallest_id_is_reported_with_its_replication_address() -> None:
     )
 
 
-def test_the_first_broker_of_a_group_has_nobody_to_report_to() -> None:
+def test_the_first_broker_of_a_group_is_not_reported_as_smallest() -> None:
     """An empty group has no smallest id, not id 0 (§23 #15)."""
     events = tell(RouteTable(), registration(3, acting_master=True)).events
     assert not any(isinstance(event, SmallestIdChanged) for event in events)
 
 
-def test_a_lone_broker_that_changes_its_role_is_not_told_about_itself() -> None:
+def test_a_lone_broker_that_changes_its_role_is_not_reported() -> None:
     """Smallest ids are compared before and after the role switch (§23 #15)."""
     table = RouteTable()
     tell(table, registration(1, acting_master=True))
@@ -487,7 +495,7 @@ def test_a_lone_broker_that_changes_its_role_is_not_told_about_itself() -> None:
     assert isinstance(event, BrokerChanged)
 
 
-def test_a_role_switch_is_reported_to_the_others_and_says_whether_acting_masters_are_allowed() -> None:
+def test_a_role_switch_is_reported_with_the_acting_master_flag() -> None:
     """Registering and leaving report alike, and the receiver decides by the group's own flag (§23 #15)."""
     table = RouteTable()
     tell(table, registration(1, SLAVE, acting_master=False))
@@ -497,7 +505,7 @@ def test_a_role_switch_is_reported_to_the_others_and_says_whether_acting_masters
     assert (event.smallest_id, event.smallest_address, event.others) == (0, OTHER, (SLAVE,))
 
 
-def test_a_master_that_steps_down_is_not_reported_as_gone() -> None:
+def test_a_master_that_becomes_a_slave_is_not_reported_as_offline() -> None:
     table = RouteTable()
     tell(table, registration(0, MASTER))
     tell(table, registration(1, SLAVE))
@@ -516,8 +524,8 @@ def test_a_replaced_address_under_the_smallest_id_changes_no_smallest_id() -> No
 
 def test_brokers_that_leave_together_are_reported_once_by_the_one_that_was_smallest() -> None:
     table = RouteTable()
-    tell(table, registration(0, MASTER), holder=1)
-    tell(table, registration(1, SLAVE), holder=1)
-    tell(table, registration(2, OTHER), holder=2)
-    event = only(table.drop_holder(1), SmallestIdChanged)
+    tell(table, registration(0, MASTER), connection=1)
+    tell(table, registration(1, SLAVE), connection=1)
+    tell(table, registration(2, OTHER), connection=2)
+    event = only(table.drop_connection(1), SmallestIdChanged)
     assert (event.smallest_id, event.offline_address, event.others) == (2, MASTER, ())

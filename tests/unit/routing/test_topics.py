@@ -12,11 +12,12 @@ from skyroute.routing.events import (
     Cause,
     GroupChanged,
     MappingsChanged,
+    RegistrationOutcome,
     RouteEvent,
     TopicsChanged,
     WritesChanged,
 )
-from skyroute.routing.registration import DataVersion, RegistrationOutcome
+from skyroute.routing.registration import DataVersion
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey, QueueSettings
 from tests.unit.routing.brokers import (
@@ -51,7 +52,7 @@ def test_topics_of_ordinary_slaves_are_not_recorded() -> None:
 
 
 @pytest.mark.parametrize(("acting_master", "permission"), [(True, 4), (False, 6), (None, None)])
-def test_a_lone_slave_serves_topics_if_it_knows_of_acting_masters(
+def test_a_lone_slave_defines_topics_if_it_has_the_acting_master_flag(
     acting_master: bool | None, permission: int | None
 ) -> None:
     table = RouteTable()
@@ -60,7 +61,7 @@ def test_a_lone_slave_serves_topics_if_it_knows_of_acting_masters(
     assert (None if route is None else route.queues[0].settings.permission) == permission
 
 
-def test_only_the_smallest_slave_speaks_for_a_group_without_master() -> None:
+def test_only_the_smallest_slave_defines_topics_of_a_group_without_master() -> None:
     table = RouteTable()
     tell(table, registration(2, OTHER, topics=("T1", "T2"), acting_master=True))
     tell(table, registration(1, SLAVE, topics=("T1", "T3"), acting_master=True))
@@ -70,26 +71,26 @@ def test_only_the_smallest_slave_speaks_for_a_group_without_master() -> None:
 
 def test_a_group_that_loses_its_master_is_read_only_until_a_master_returns_if_slaves_may_act() -> None:
     table = RouteTable()
-    tell(table, registration(acting_master=True), holder=1)
-    tell(table, registration(1, SLAVE, acting_master=True), holder=2)
-    table.drop_holder(1)
+    tell(table, registration(acting_master=True), connection=1)
+    tell(table, registration(1, SLAVE, acting_master=True), connection=2)
+    table.drop_connection(1)
     assert permissions(table) == {"T1": 4, "T2": 4}
-    tell(table, registration(acting_master=True), holder=3)
+    tell(table, registration(acting_master=True), connection=3)
     assert permissions(table) == {"T1": 6, "T2": 6}
 
 
 def test_a_group_without_acting_master_keeps_its_permissions_when_the_master_leaves() -> None:
     table = RouteTable()
-    tell(table, registration(), holder=1)
-    tell(table, registration(1, SLAVE), holder=2)
-    table.drop_holder(1)
+    tell(table, registration(), connection=1)
+    tell(table, registration(1, SLAVE), connection=2)
+    table.drop_connection(1)
     assert permissions(table) == {"T1": 6, "T2": 6}
 
 
-# Editions
+# Versions
 
 
-def test_a_new_edition_replaces_settings_and_keeps_topics_it_does_not_name() -> None:
+def test_a_new_version_replaces_settings_and_keeps_topics_it_does_not_name() -> None:
     table = RouteTable()
     tell(table, registration(topics=("T1", "T2"), version=1))
     event = only(tell(table, registration(topics={"T1": FEW, "T3": FEW}, version=2)).events, TopicsChanged)
@@ -101,14 +102,14 @@ def test_a_new_edition_replaces_settings_and_keeps_topics_it_does_not_name() -> 
     assert dict(table.queues_of("broker-a")) == {"T1": FEW, "T2": WRITABLE, "T3": FEW}
 
 
-def test_the_same_edition_only_adds_what_is_missing() -> None:
+def test_the_same_version_only_adds_what_is_missing() -> None:
     table = RouteTable()
     tell(table, registration(topics=("T1", "T2"), version=1))
     tell(table, registration(topics={"T1": FEW, "T3": FEW}, version=1))
     assert dict(table.queues_of("broker-a")) == {"T1": WRITABLE, "T2": WRITABLE, "T3": FEW}
 
 
-def test_an_older_edition_over_the_same_connection_renews_the_lease_and_nothing_else() -> None:
+def test_an_older_version_over_the_same_connection_renews_the_lease_and_nothing_else() -> None:
     """A registration that was overtaken does not undo the one that overtook it (§23 #13)."""
     table = RouteTable()
     tell(table, registration(topics={"T1": FEW, "T2": FEW}, version=DataVersion(0, 50, 5)), now=0.0)
@@ -121,7 +122,7 @@ def test_an_older_edition_over_the_same_connection_renews_the_lease_and_nothing_
 
 
 @pytest.mark.parametrize(
-    ("broker_id", "version", "holder"),
+    ("broker_id", "version", "connection"),
     [
         pytest.param(0, DataVersion(0, 40, 4), 2, id="another connection"),
         pytest.param(0, DataVersion(1, 40, 4), 1, id="a newer epoch"),
@@ -129,11 +130,13 @@ def test_an_older_edition_over_the_same_connection_renews_the_lease_and_nothing_
         pytest.param(1, DataVersion(0, 40, 4), 1, id="a slave"),
     ],
 )
-def test_a_smaller_edition_is_news_unless_it_was_overtaken(broker_id: int, version: DataVersion, holder: int) -> None:
+def test_a_smaller_version_is_applied_unless_it_was_overtaken(
+    broker_id: int, version: DataVersion, connection: int
+) -> None:
     table = RouteTable()
-    tell(table, registration(broker_id, acting_master=False, version=DataVersion(0, 50, 5)), holder=1)
+    tell(table, registration(broker_id, acting_master=False, version=DataVersion(0, 50, 5)), connection=1)
     said = registration(broker_id, acting_master=False, topics={"T1": FEW, "T2": FEW}, version=version)
-    tell(table, said, holder=holder)
+    tell(table, said, connection=connection)
     assert dict(table.queues_of("broker-a")) == {"T1": FEW, "T2": FEW}
 
 
@@ -141,7 +144,9 @@ def test_a_smaller_edition_is_news_unless_it_was_overtaken(broker_id: int, versi
     ("id_before", "id_after", "cluster"),
     [pytest.param(0, 0, "c2", id="another cluster"), pytest.param(1, 0, "c1", id="another role")],
 )
-def test_a_smaller_edition_is_news_from_a_broker_in_a_new_place(id_before: int, id_after: int, cluster: str) -> None:
+def test_a_smaller_version_is_applied_from_a_broker_in_another_cluster(
+    id_before: int, id_after: int, cluster: str
+) -> None:
     table = RouteTable()
     tell(table, registration(id_before, acting_master=False, version=DataVersion(0, 50, 5)))
     topics = {"T1": FEW, "T2": FEW}
@@ -149,14 +154,14 @@ def test_a_smaller_edition_is_news_from_a_broker_in_a_new_place(id_before: int, 
     assert dict(table.queues_of("broker-a")) == topics
 
 
-def test_the_same_edition_replaces_what_is_known_when_it_comes_from_another_cluster() -> None:
+def test_the_same_version_replaces_what_is_known_when_it_comes_from_another_cluster() -> None:
     table = RouteTable()
     tell(table, registration(cluster="c1"))
     tell(table, registration(cluster="c2", topics={"T1": FEW, "T2": FEW}))
     assert dict(table.queues_of("broker-a")) == {"T1": FEW, "T2": FEW}
 
 
-def test_a_slave_speaks_for_its_group_when_the_smaller_one_cannot_follow_into_the_new_cluster() -> None:
+def test_a_slave_defines_topics_when_the_smaller_one_cannot_follow_into_the_new_cluster() -> None:
     table = RouteTable()
     tell(table, registration(1, SLAVE, acting_master=False))
     tell(table, registration(0, SLAVE, name="broker-b", cluster="c2"))
@@ -164,7 +169,7 @@ def test_a_slave_speaks_for_its_group_when_the_smaller_one_cannot_follow_into_th
     assert table.serving("T9") == ("broker-a",)
 
 
-def test_topics_a_broker_no_longer_names_stay_unless_asked_otherwise() -> None:
+def test_missing_topics_stay_unless_the_setting_removes_them() -> None:
     table = RouteTable()
     tell(table, registration(topics=("T1", "T2")))
     tell(table, registration(0, OTHER, name="broker-b", topics=("T1", "T2")))
@@ -176,7 +181,7 @@ def test_topics_a_broker_no_longer_names_stay_unless_asked_otherwise() -> None:
     assert table.serving("T1") == ("broker-b",)
 
 
-def test_a_broker_with_static_topics_deletes_none_by_not_naming_them() -> None:
+def test_missing_topics_of_a_broker_with_static_topics_stay() -> None:
     table = RouteTable()
     tell(table, registration(topics=("T1", "T2")))
     said = registration(topics=("T2", "T3"), version=2, mappings={"T2": mapping("T2")})
@@ -202,17 +207,17 @@ def test_a_known_body_is_remembered_for_the_broker_that_sent_it() -> None:
     assert not table.remembers(registration(acting_master=False, fingerprint=b"body"))
 
 
-def test_an_unchanged_body_renews_the_lease_and_moves_the_holder() -> None:
+def test_an_unchanged_body_renews_the_lease_and_moves_the_connection() -> None:
     table = RouteTable()
     said = registration(fingerprint=b"body")
-    tell(table, said, holder=1, now=0.0)
-    assert tell(table, replace(said, table=None), holder=2, now=100.0) == RegistrationOutcome()
-    assert table.drop_holder(1) == ()
+    tell(table, said, connection=1, now=0.0)
+    assert tell(table, replace(said, table=None), connection=2, now=100.0) == RegistrationOutcome()
+    assert table.drop_connection(1) == ()
     assert table.evict_expired(now=200.0) == ()
     assert remembered(table)
 
 
-def test_header_facts_are_taken_from_a_registration_with_an_unchanged_body() -> None:
+def test_header_fields_of_a_registration_with_an_unchanged_body_are_applied() -> None:
     table = RouteTable()
     said = registration(fingerprint=b"body", acting_master=False)
     tell(table, said)
@@ -224,7 +229,7 @@ def test_header_facts_are_taken_from_a_registration_with_an_unchanged_body() -> 
     assert table.evict_expired(now=1.5) != ()
 
 
-def test_a_slave_with_an_unchanged_body_is_told_of_its_master() -> None:
+def test_the_outcome_of_an_unchanged_body_has_the_master_address() -> None:
     table = RouteTable()
     tell(table, registration())
     said = registration(1, SLAVE, fingerprint=b"body")
@@ -245,16 +250,18 @@ def test_a_missing_body_that_is_not_remembered_is_a_bug_of_the_caller() -> None:
         pytest.param(lambda table: table.register_topic("T9", {"broker-a": FEW}), id="an announced topic"),
         pytest.param(lambda table: tell(table, registration(2, OTHER)), id="a broker that joins"),
         pytest.param(lambda table: tell(table, registration(2, SLAVE)), id="a broker with another id"),
-        pytest.param(lambda table: table.drop_holder(2), id="a broker that leaves"),
+        pytest.param(lambda table: table.drop_connection(2), id="a broker that leaves"),
         pytest.param(lambda table: tell(table, registration(1, SLAVE, cluster="c2")), id="another cluster"),
         pytest.param(lambda table: tell(table, registration()), id="a body without a fingerprint"),
         pytest.param(lambda table: table.forget_fingerprints(), id="another setting"),
     ],
 )
-def test_a_body_is_forgotten_by_whatever_could_make_it_news_again(change: Callable[[RouteTable], object]) -> None:
+def test_a_fingerprint_is_forgotten_when_the_same_body_could_change_something(
+    change: Callable[[RouteTable], object],
+) -> None:
     table = RouteTable()
-    tell(table, registration(1, SLAVE), holder=2)
-    tell(table, registration(fingerprint=b"body"), holder=1)
+    tell(table, registration(1, SLAVE), connection=2)
+    tell(table, registration(fingerprint=b"body"), connection=1)
     change(table)
     assert not remembered(table)
     assert not table.remembers(registration(cluster="c2", fingerprint=b"body"))
@@ -265,20 +272,20 @@ def test_a_body_is_forgotten_by_whatever_could_make_it_news_again(change: Callab
     [
         pytest.param(lambda table: table.delete_topic("unknown"), id="a topic nobody has"),
         pytest.param(lambda table: table.forbid_writes("broker-a"), id="a ban, which the same edition does not lift"),
-        pytest.param(lambda table: table.renew(KEY, holder=1, now=1.0), id="a heartbeat"),
+        pytest.param(lambda table: table.renew(KEY, connection=1, now=1.0), id="a heartbeat"),
         pytest.param(lambda table: tell(table, registration(1, SLAVE, version=2)), id="a slave's new edition"),
         pytest.param(lambda table: tell(table, registration(name="b", address=OTHER)), id="another group"),
     ],
 )
-def test_a_body_stays_known_through_what_cannot_make_it_news(change: Callable[[RouteTable], object]) -> None:
+def test_a_fingerprint_is_kept_when_the_same_body_changes_nothing(change: Callable[[RouteTable], object]) -> None:
     table = RouteTable()
-    tell(table, registration(1, SLAVE), holder=2)
-    tell(table, registration(fingerprint=b"body"), holder=1)
+    tell(table, registration(1, SLAVE), connection=2)
+    tell(table, registration(fingerprint=b"body"), connection=1)
     change(table)
     assert remembered(table)
 
 
-def test_a_body_is_decoded_again_when_its_sender_learns_of_acting_masters() -> None:
+def test_a_body_is_decoded_again_when_its_broker_gains_the_acting_master_flag() -> None:
     table = RouteTable()
     said = registration(1, MASTER, fingerprint=b"body", acting_master=None)
     tell(table, said)
@@ -310,7 +317,7 @@ def test_forbidding_writes_takes_the_write_bit_and_restoring_gives_back_what_was
     assert permissions(table) == {"T1": 6, "T2": 4, "T3": 2 | 4 | 8 | 64}
 
 
-def test_saying_it_twice_counts_the_topics_and_changes_nothing() -> None:
+def test_forbidding_twice_counts_the_topics_and_changes_nothing() -> None:
     table = RouteTable()
     tell(table, registration())
     assert table.restore_writes("broker-a") == (2, ())
@@ -323,7 +330,7 @@ def test_an_unknown_broker_has_no_topics_to_forbid_or_restore() -> None:
     assert RouteTable().restore_writes("nobody") == (0, ())
 
 
-def test_a_ban_outlives_heartbeats_and_ends_with_a_new_edition() -> None:
+def test_forbidden_writes_outlive_heartbeats_and_end_with_a_new_version() -> None:
     table = RouteTable()
     tell(table, registration(version=1))
     table.forbid_writes("broker-a")
@@ -356,7 +363,7 @@ def test_a_topic_that_is_deleted_and_comes_back_is_not_forbidden() -> None:
 # Single topics
 
 
-def test_a_deleted_topic_is_gone_in_one_cluster_or_everywhere() -> None:
+def test_a_topic_is_deleted_in_one_cluster_or_everywhere() -> None:
     table = RouteTable()
     tell(table, registration(cluster="c1"))
     tell(table, registration(0, OTHER, name="broker-b", cluster="c2"))
@@ -376,7 +383,7 @@ def test_deleting_an_unknown_topic_or_in_an_unknown_cluster_is_no_event() -> Non
     assert table.delete_topic("") == ()
 
 
-def test_a_deleted_topic_that_the_broker_still_has_comes_back_with_the_same_edition() -> None:
+def test_a_deleted_topic_that_the_broker_still_has_comes_back_with_the_same_version() -> None:
     table = RouteTable()
     tell(table, registration())
     table.delete_topic("T1")
@@ -384,7 +391,7 @@ def test_a_deleted_topic_that_the_broker_still_has_comes_back_with_the_same_edit
     assert find_route(table, "T1") is not None
 
 
-def test_an_announced_topic_is_served_by_the_groups_named() -> None:
+def test_a_single_registered_topic_is_served_by_its_groups() -> None:
     table = RouteTable()
     tell(table, registration())
     tell(table, registration(0, OTHER, name="broker-b"))
@@ -397,7 +404,7 @@ def test_an_announced_topic_is_served_by_the_groups_named() -> None:
     assert table.register_topic("T9", {"broker-a": FEW}) == ()
 
 
-def test_an_announced_topic_with_one_unknown_broker_is_announced_nowhere() -> None:
+def test_a_single_topic_with_an_unknown_broker_is_ignored() -> None:
     table = RouteTable()
     tell(table, registration())
     assert table.register_topic("T9", {"broker-a": FEW, "nobody": FEW}) == ()
@@ -405,7 +412,7 @@ def test_an_announced_topic_with_one_unknown_broker_is_announced_nowhere() -> No
     assert table.serving("T9") == ()
 
 
-def test_announcing_a_topic_lifts_the_ban_on_it() -> None:
+def test_registering_a_single_topic_restores_writes() -> None:
     table = RouteTable()
     tell(table, registration())
     table.forbid_writes("broker-a")
@@ -415,7 +422,7 @@ def test_announcing_a_topic_lifts_the_ban_on_it() -> None:
     assert permissions(table) == {"T1": 6, "T2": 4}
 
 
-def test_an_announced_topic_must_find_room() -> None:
+def test_a_single_topic_needs_room_in_the_table() -> None:
     table = RouteTable(topic_entries_max=2)
     tell(table, registration())
     with pytest.raises(TableFullError):
@@ -431,27 +438,27 @@ def mapped(events: tuple[RouteEvent, ...]) -> dict[str, bool]:
     return {topic: after is not None for topic, (_, after) in only(events, MappingsChanged).changed.items()}
 
 
-def test_mappings_go_with_their_topic_and_with_their_group() -> None:
+def test_mappings_are_removed_with_their_topic_or_group() -> None:
     """No mapping outlives what it belongs to (§23 #7)."""
     table = RouteTable()
     said = registration(mappings={"T1": mapping("T1"), "T2": mapping("T2")})
     assert mapped(tell(table, said).events) == {"T1": True, "T2": True}
     assert mapped(table.delete_topic("T1")) == {"T1": False}
     assert table.mapping("broker-a", "T1") is None
-    assert mapped(table.drop_holder(1)) == {"T2": False}
+    assert mapped(table.drop_connection(1)) == {"T2": False}
     tell(table, registration())
     assert table.mapping("broker-a", "T2") is None
 
 
-def test_mappings_go_with_topics_a_broker_no_longer_names() -> None:
+def test_mappings_are_removed_with_missing_topics() -> None:
     table = RouteTable()
     tell(table, registration(topics=("T1", "T2"), mappings={"T1": mapping("T1")}))
     events = tell(table, registration(topics=("T2", "T3"), version=2), delete_missing_topics=True).events
     assert mapped(events) == {"T1": False}
 
 
-def test_a_mapping_that_is_missing_is_merged_by_the_same_edition_and_a_known_one_is_not_replaced() -> None:
-    """A table sent in parts brings its mappings with the last part, under the edition of the first (§23 #7)."""
+def test_a_mapping_that_is_missing_is_merged_by_the_same_version_and_a_known_one_is_not_replaced() -> None:
+    """A table sent in parts brings its mappings with the last part, under the version of the first (§23 #7)."""
     table = RouteTable()
     tell(table, registration(topics=("T1", "T2")))
     tell(table, registration(topics=("T3", "T4"), mappings={"T1": mapping("T1", epoch=1)}))

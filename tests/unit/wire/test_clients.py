@@ -96,7 +96,7 @@ def test_a_heartbeat_of_go_has_its_codes_as_text_and_nanoseconds() -> None:
     assert heartbeat == Heartbeat("c@1", (), (consumer,))
 
 
-def test_a_heartbeat_of_cpp_has_numbers_for_words_and_null_for_nothing() -> None:
+def test_a_heartbeat_of_cpp_has_enum_indexes_and_nulls() -> None:
     heartbeat = heartbeat_of(
         '{"clientID":"c@1","consumerDataSet":[{"consumeFromWhere":4,"consumeType":1,"groupName":"CG","messageModel":0,'
         '"subscriptionDataSet":null}],"producerDataSet":null}\n'
@@ -113,7 +113,7 @@ def test_the_second_version_of_heartbeats_is_read_and_written() -> None:
 
 
 @pytest.mark.parametrize(("wants_whole", "said"), [(True, "true"), (False, "false")])
-def test_the_answer_to_a_heartbeat_says_whether_the_next_must_be_whole(wants_whole: bool, said: str) -> None:
+def test_the_response_to_a_heartbeat_requests_subscriptions_or_not(wants_whole: bool, said: str) -> None:
     fields = encode_heartbeat_answer(wants_whole=wants_whole).fields
     assert fields == {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": said}
 
@@ -122,7 +122,7 @@ def test_the_answer_to_a_heartbeat_says_whether_the_next_must_be_whole(wants_who
     ("said", "meant"),
     [("null", StartFrom.LAST_OFFSET), ("5", StartFrom.TIMESTAMP), ('"consume_from_max_offset"', StartFrom.MAX_OFFSET)],
 )
-def test_where_to_start_may_be_a_word_or_its_place_or_nothing(said: str, meant: StartFrom) -> None:
+def test_consume_from_where_may_be_a_name_an_index_or_absent(said: str, meant: StartFrom) -> None:
     text = f'{{"clientID":"c","consumerDataSet":[{{"groupName":"g","consumeFromWhere":{said}}}]}}'
     assert heartbeat_of(text).consumers[0].start_from is meant
 
@@ -184,7 +184,7 @@ def test_leaving_without_a_name_is_refused(fields: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("encode", "code"), [(encode_member_query, 38), (encode_members_changed, 40)])
-def test_members_are_asked_for_and_announced_by_group(encode: Callable[[str], Request], code: int) -> None:
+def test_requests_and_notices_of_members_have_the_group(encode: Callable[[str], Request], code: int) -> None:
     request = encode("CG")
     assert (request.code, request.fields) == (code, {"consumerGroup": "CG"})
     assert decode_consumer_group(request) == "CG"
@@ -226,7 +226,7 @@ def test_a_check_of_a_subscription_is_javas_to_the_letter() -> None:
     assert decode_client_check(request) == ClientCheck("cid", "CG", SQL, "ns")
 
 
-def test_a_check_outside_any_namespace_names_none() -> None:
+def test_a_check_without_namespace_has_no_namespace_field() -> None:
     request = encode_client_check("cid", "CG", SQL)
     assert b"namespace" not in request.body
     assert decode_client_check(request).namespace is None
@@ -298,7 +298,7 @@ def test_a_lock_of_nothing_that_has_a_name_is_refused(body: bytes) -> None:
 
 
 @given(st.sampled_from(CAPTURED), st.data())
-def test_only_our_own_errors_are_raised(captured: bytes, data: st.DataObject) -> None:
+def test_any_body_is_read_or_a_wire_error(captured: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(captured)))
     splice = data.draw(
         st.sampled_from([b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"null", b"1e9"]) | st.binary(max_size=4)
@@ -306,4 +306,4 @@ def test_only_our_own_errors_are_raised(captured: bytes, data: st.DataObject) ->
     body = captured[:at] + splice + captured[at + data.draw(st.integers(0, 8)) :]
     for read in READERS:
         with suppress(WireError):
-            read(body)
+            assert read(body) is not None

@@ -7,7 +7,7 @@ from skyroute.wire.codes import LANGUAGES, V3_0_11, V4_9_4, V5_0_0, V5_3_1, Requ
 from tests.unit.wire.golden import golden_line
 
 
-def test_languages_stand_at_their_numbers() -> None:
+def test_languages_have_apaches_numbers() -> None:
     assert {name: number for number, name in enumerate(LANGUAGES)} == {
         "JAVA": 0,
         "CPP": 1,

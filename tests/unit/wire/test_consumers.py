@@ -78,7 +78,7 @@ RUNNING = RunningConsumer(
 )
 
 
-def test_a_running_consumer_tells_what_java_tells() -> None:
+def test_the_state_of_a_consumer_is_encoded_as_by_java() -> None:
     # Java spells one ten-thousandth differently, and means the same.
     assert encode_running_consumer(RUNNING).replace(b":0.0001,", b":1.0E-4,") == golden_line(
         "client/running-consumer.txt"
@@ -86,14 +86,14 @@ def test_a_running_consumer_tells_what_java_tells() -> None:
 
 
 @pytest.mark.parametrize(("release", "notes"), [("", {"k": "v"}), ("-4.9.7", {})])
-def test_what_java_tells_of_a_running_consumer_is_read(release: str, notes: dict[str, str]) -> None:
+def test_the_state_of_a_java_consumer_is_decoded(release: str, notes: dict[str, str]) -> None:
     told = decode_running_consumer(golden_line(f"client/running-consumer{release}.txt"))
     assert told.notes == notes
     assert (told.queues, told.paces, told.stacks) == (RUNNING.queues, RUNNING.paces, RUNNING.stacks)
     assert (told.properties, told.subscriptions) == (RUNNING.properties, RUNNING.subscriptions)
 
 
-def test_a_consumer_that_does_nothing_yet_tells_so() -> None:
+def test_the_state_of_an_idle_consumer_is_encoded() -> None:
     body = encode_running_consumer(RunningConsumer())
     assert json.loads(body) == {
         "mqPopTable": {},
@@ -146,7 +146,7 @@ def test_every_outcome_is_read_as_it_was_written(result: ConsumeResult) -> None:
     assert decode_direct_outcome(encode_direct_outcome(outcome)) == outcome
 
 
-def test_moving_a_consumer_has_javas_fields_and_body() -> None:
+def test_an_offset_reset_has_javas_fields_and_body() -> None:
     reset = OffsetReset("TopicTest", "CG", {QUEUE: 12, SECOND_QUEUE: 9007199254740993}, 1700000000000)
     request = encode_offset_reset("TopicTest", "CG", 1700000000000, encode_queue_map("offsetTable", reset.offsets))
     # Java's header has a queue too, -1 for all; a client does not look at it.
@@ -155,17 +155,17 @@ def test_moving_a_consumer_has_javas_fields_and_body() -> None:
     assert decode_offset_reset(request) == reset
 
 
-def test_moving_a_consumer_on_behalf_of_a_cpp_program_has_a_list() -> None:
+def test_an_offset_reset_for_cpp_clients_has_a_list() -> None:
     request = Request(220, HEADERS["offset-reset"], body=golden_line("client/offset-reset-for-c.txt"))
     assert decode_offset_reset(request).offsets == {QUEUE: 12}
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"offsetTable":null}', b'{"offsetTable":{}}', b'{"offsetTable":[]}'])
-def test_a_consumer_may_be_moved_nowhere(body: bytes) -> None:
+def test_an_offset_reset_may_be_empty(body: bytes) -> None:
     assert decode_offset_reset(Request(220, HEADERS["offset-reset"], body=body)).offsets == {}
 
 
-def test_asking_how_far_a_consumer_is_has_javas_fields() -> None:
+def test_a_request_for_a_consumers_offsets_has_javas_fields() -> None:
     request = encode_offsets_query(OffsetsQuery("TopicTest", "CG"))
     assert (request.code, request.fields) == (221, HEADERS["offsets-query"])
     assert decode_offsets_query(request) == OffsetsQuery("TopicTest", "CG")
@@ -173,7 +173,7 @@ def test_asking_how_far_a_consumer_is_has_javas_fields() -> None:
     assert decode_offsets_query(encode_offsets_query(to_one)) == to_one
 
 
-def test_how_far_a_consumer_is_is_read_from_java_and_from_ourselves() -> None:
+def test_a_consumers_offsets_are_decoded_from_java_and_from_us() -> None:
     assert decode_consumer_offsets(golden_line("client/consumer-offsets.txt")) == {QUEUE: 12}
     assert decode_consumer_offsets(encode_consumer_offsets({QUEUE: 12})) == {QUEUE: 12}
 
@@ -185,6 +185,6 @@ def test_line_breaks_that_go_leaves_as_they_are() -> None:
     assert running.properties == {"a": "b"}
 
 
-def test_a_consumer_that_tells_nothing() -> None:
-    with pytest.raises(BodyError, match="told nothing of itself"):
+def test_an_empty_consumer_state_is_refused() -> None:
+    with pytest.raises(BodyError, match="response is empty"):
         decode_running_consumer(b"")

@@ -272,7 +272,7 @@ def test_a_request_with_a_body_is_neither_cached_nor_found(body: bytes) -> None:
     assert remembering(frame(header)).find(frame(header, body)) is None
 
 
-def test_a_body_cannot_stand_in_for_a_part_of_the_header() -> None:
+def test_a_body_is_not_mistaken_for_a_part_of_the_header() -> None:
     whole = question(7)
     header = whole[8:]
     for at in range(1, len(header)):

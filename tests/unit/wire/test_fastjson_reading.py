@@ -1,5 +1,4 @@
 import json
-import time
 import tracemalloc
 from contextlib import suppress
 from typing import Any
@@ -9,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyroute.wire.fastjson import BARE_KEYS_MAX, LARGE_BYTES, SMALL_BYTES, JsonError, loads, standardise
+from tests.support.hang_guard import hang_guard
 
 TEXTS = st.text(max_size=20)
 NUMBERS = st.integers(-(1 << 80), 1 << 80) | st.floats(allow_nan=False, allow_infinity=False)
@@ -18,7 +18,6 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 BARE_NAMES = st.from_regex(r"\A(?:-?[0-9]{1,19}|[A-Za-z_$][A-Za-z0-9_$]{0,15})\Z")
-
 
 # ------------------------------------------------------------------------------------------------ standard JSON
 
@@ -80,7 +79,7 @@ def test_standard_json_means_the_same_once_standardised(value: Any, ascii_only: 
         (rb'{0:"\"0:1,,\\"}', {"0": '"0:1,,\\'}),
         (b'{0:"\\u4e2d\\ud83d\\ude00\\/\\n"}', {"0": "中😀/\n"}),
         (b'{0:1.5e3,1:-0.5,2:true,3:null,4:""}', {"0": 1500.0, "1": -0.5, "2": True, "3": None, "4": ""}),
-        # Said twice: the last word counts.
+        # Repeated: the last value counts.
         (b'{"a":1,"a":2}', {"a": 2}),
         (b'{0:1,"0":2}', {"0": 2}),
         # References to what was written before stay as they are.
@@ -93,7 +92,7 @@ def test_what_java_reads_is_read(written: bytes, value: Any) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(names=st.lists(BARE_NAMES, unique=True, max_size=5), values=st.lists(VALUES, min_size=5, max_size=5))
-def test_any_value_under_unquoted_keys_is_read(names: list[str], values: list[Any]) -> None:
+def test_any_value_under_bare_names_is_read(names: list[str], values: list[Any]) -> None:
     members = dict(zip(names, values, strict=False))
     written = "{" + ",".join(f"{name}:{json.dumps(member)}" for name, member in members.items()) + "}"
     assert loads(written.encode()) == members
@@ -154,7 +153,7 @@ def test_what_is_in_no_dialect_is_refused(written: bytes) -> None:
         loads(written)
 
 
-def test_usual_nesting_is_read() -> None:
+def test_nesting_is_decoded_up_to_the_bound() -> None:
     value = loads(b'{0:{"a":' * 40 + b"1" + b"}}" * 40)
     for _ in range(40):
         value = value["0"]["a"]
@@ -162,7 +161,7 @@ def test_usual_nesting_is_read() -> None:
 
 
 @pytest.mark.parametrize("opening", [b"[", b"{a:", b'{"a":', b"[{0:"])
-def test_nesting_too_deep_is_refused(opening: bytes) -> None:
+def test_nesting_beyond_reason_is_refused(opening: bytes) -> None:
     closing = b"".join(b"]" if mark == 0x5B else b"}" for mark in reversed(opening) if mark in b"[{")
     depth = 20_000
     with pytest.raises(JsonError):
@@ -190,9 +189,9 @@ def test_any_text_can_be_standardised(text: str) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.text(alphabet="{}[]:,\"'\\ \n\t0a-.中\u2028", max_size=60))
-def test_any_text_made_of_marks_is_read_or_refused(text: str) -> None:
+def test_any_text_of_punctuation_is_decoded_or_refused(text: str) -> None:
     with suppress(JsonError):
-        loads(text.encode())
+        assert not isinstance(loads(text.encode()), bytes)
 
 
 @settings(deadline=None)
@@ -209,35 +208,32 @@ PAIRS = [b"a:", b"a,", b"a ", b" :", b", ", b"\"'", b"'\"", b"\\n", b"{0:", b"a:
 
 
 @pytest.mark.parametrize("unit", [*MARKS, *PAIRS])
-def test_repeated_text_takes_linear_time(unit: bytes) -> None:
+def test_repeated_characters_take_linear_time(unit: bytes) -> None:
     data = unit * (200_000 // len(unit))
-    started = time.process_time()
-    standardise(data)
-    with suppress(JsonError):
-        loads(data)
-    # Tenths of a second at most; anything quadratic would take minutes.
-    assert time.process_time() - started < 5
+    with hang_guard():
+        assert isinstance(standardise(data), bytes)
+        with suppress(JsonError):
+            loads(data)
 
 
 @pytest.mark.parametrize("quote", [b'"', b"'"])
 @pytest.mark.parametrize("unit", [b"x", b"\\\\", b"\\n", b'\\"', b"\\'", b"{", b"a:"])
-def test_unterminated_text_takes_linear_time(quote: bytes, unit: bytes) -> None:
+def test_an_unterminated_text_takes_linear_time(quote: bytes, unit: bytes) -> None:
     data = quote + unit * (200_000 // len(unit))
-    started = time.process_time()
-    standardise(data)
-    with suppress(JsonError):
-        loads(data)
-    assert time.process_time() - started < 5
+    with hang_guard():
+        assert isinstance(standardise(data), bytes)
+        with pytest.raises(JsonError):
+            loads(data)
 
 
-def test_above_the_small_limit_only_unquoted_keys_are_accepted() -> None:
+def test_beyond_a_certain_size_only_bare_names_are_allowed_for() -> None:
     padding = b"x" * SMALL_BYTES
     assert loads(b'{0:"' + padding + b'"}') == {"0": padding.decode()}
     with pytest.raises(JsonError):
         loads(b"{0:'" + padding + b"'}")
 
 
-def test_above_the_large_limit_only_standard_json_is_accepted() -> None:
+def test_beyond_the_longest_body_only_standard_json_is_read() -> None:
     padding = b"x" * (LARGE_BYTES - len(b'{0:""}'))
     assert list(loads(b'{0:"' + padding + b'"}')) == ["0"]
     with pytest.raises(JsonError):
@@ -245,26 +241,23 @@ def test_above_the_large_limit_only_standard_json_is_accepted() -> None:
     assert list(loads(b'{"0":"x' + padding + b'"}')) == ["0"]
 
 
-def test_more_unquoted_keys_than_the_limit_are_refused() -> None:
+def test_too_many_bare_names_are_refused() -> None:
     with pytest.raises(JsonError, match=f"more than {BARE_KEYS_MAX} bare keys"):
         loads(b"{" + b"0:0," * (BARE_KEYS_MAX + 1) + b"1:1}")
 
 
-def test_a_table_with_unquoted_keys_takes_linear_time_and_memory() -> None:
+def test_a_table_with_bare_names_takes_linear_memory() -> None:
     members = ",".join(
         f'"Topic{number}":{{"attributes":{{}},"perm":6,"currIdMap":{{0:{number}}}}}' for number in range(5000)
     )
     data = f"{{{members}}}".encode()
     tracemalloc.start()
     try:
-        started = time.process_time()
         value = loads(data)
-        spent = time.process_time() - started
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert value["Topic4999"]["currIdMap"] == {"0": 4999}
-    assert spent < 10
     assert peak < 50 * len(data)
 
 
@@ -279,10 +272,10 @@ def test_a_table_with_unquoted_keys_takes_linear_time_and_memory() -> None:
         (r'{"a":"\n\ud83d\ud7ff"}', "\n?\ud7ff"),
     ],
 )
-def test_a_lone_surrogate_becomes_a_question_mark_as_in_java(text: str, value: str) -> None:
+def test_half_a_character_is_a_request_mark_as_for_java(text: str, value: str) -> None:
     assert loads(text.encode()) == {"a": value}
 
 
-def test_an_invalid_escape_is_not_a_lone_surrogate() -> None:
+def test_a_broken_escape_is_no_half_character() -> None:
     with pytest.raises(JsonError):
         loads(rb'{"a":"\ud83"}')

@@ -42,11 +42,11 @@ def test_plain_values_are_written_alike_in_both_dialects(dialect: Dialect, value
     assert dumps(value, dialect) == written
 
 
-def test_numeric_keys_are_unquoted_in_the_legacy_dialect() -> None:
+def test_numeric_names_are_bare_in_the_legacy_dialect() -> None:
     assert dumps({0: "a", 1: "b", -1: "c"}, LEGACY) == b'{0:"a",1:"b",-1:"c"}'
 
 
-def test_numeric_keys_are_quoted_in_the_strict_dialect() -> None:
+def test_numeric_names_are_quoted_in_the_strict_dialect() -> None:
     assert dumps({0: "a", 1: "b"}, STRICT) == b'{"0":"a","1":"b"}'
 
 
@@ -123,13 +123,13 @@ def test_the_strict_dialect_escapes_delete() -> None:
 
 
 @BOTH
-def test_a_lone_surrogate_does_not_break_the_body(dialect: Dialect) -> None:
-    json.loads(dumps({"zoneName": "a\ud800b"}, dialect))
+def test_half_a_character_does_not_break_the_body(dialect: Dialect) -> None:
+    assert json.loads(dumps({"zoneName": "a\ud800b"}, dialect)).keys() == {"zoneName"}
 
 
 @BOTH
 @pytest.mark.parametrize("value", [1.5, object(), {1, 2}, {"a": object()}, [None]])
-def test_an_unsupported_type_raises_type_error(dialect: Dialect, value: object) -> None:
+def test_what_has_no_form_in_a_body_is_our_own_mistake(dialect: Dialect, value: object) -> None:
     with pytest.raises(TypeError):
         dumps(value, dialect)
 

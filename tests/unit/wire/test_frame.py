@@ -1,4 +1,3 @@
-import time
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from skyroute.wire.errors import FrameError, HeaderError
 from skyroute.wire.frame import EXEMPT_HEADER_BYTES_MAX, FRAME_BYTES_MAX, FrameDecoder
 from skyroute.wire.header import decode_command
+from tests.support.hang_guard import hang_guard
 from tests.unit.wire.by_hand import BINARY, JSON, binary_header, frame, json_header, words
 from tests.unit.wire.golden import golden_bytes
 
@@ -137,18 +137,14 @@ def test_whole_frames_are_not_counted_as_buffered() -> None:
 
 def test_a_megabyte_sent_byte_by_byte_takes_linear_time() -> None:
     stream = frame(json_header(code=103), b"x" * (1 << 20))
-    started = time.process_time()
-    [taken] = drip(FrameDecoder(), stream)
-    # Some tenths of a second; looking at all that has come with each new byte would take many minutes.
-    assert time.process_time() - started < 10
-    assert taken == stream
+    with hang_guard():  # reading the whole buffer again with each new byte would take many minutes
+        assert drip(FrameDecoder(), stream) == [stream]
 
 
 def test_many_small_frames_in_one_segment_take_linear_time() -> None:
     stream = words(4, 0) * (1 << 17)
-    started = time.process_time()
-    assert len(FrameDecoder().feed(stream)) == 1 << 17
-    assert time.process_time() - started < 5
+    with hang_guard():
+        assert len(FrameDecoder().feed(stream)) == 1 << 17
 
 
 def test_an_incomplete_frame_takes_little_more_memory_than_its_bytes() -> None:
@@ -370,6 +366,5 @@ def test_nothing_is_exempt_by_default() -> None:
 def test_an_exempt_megabyte_sent_byte_by_byte_takes_linear_time() -> None:
     decoder = FrameDecoder(1000, {REGISTER_BROKER: 1 << 24})
     stream = frame(json_header(code=REGISTER_BROKER), b"x" * (1 << 20))
-    started = time.process_time()
-    assert drip(decoder, stream) == [stream]
-    assert time.process_time() - started < 10
+    with hang_guard():
+        assert drip(decoder, stream) == [stream]

@@ -38,13 +38,13 @@ def test_the_settings_of_a_group_are_read() -> None:
     assert decode_group_config(golden_line("client/group-config.txt")) == GROUP
 
 
-def test_settings_are_written_in_the_words_in_which_brokers_tell_them() -> None:
+def test_group_settings_are_encoded_with_brokers_names() -> None:
     request = encode_group_update(GROUP)
     assert (request.code, request.fields) == (200, {})
     assert msgspec.json.decode(request.body) == msgspec.json.decode(golden_line("client/group-config.txt"))
 
 
-def test_of_attributes_the_changes_travel_and_not_what_is_set() -> None:
+def test_only_changes_of_attributes_are_sent() -> None:
     config = GroupConfig("g", attributes={"kept": "1"})
     body = msgspec.json.decode(encode_group_update(config, {"set": "2", "dropped": None}).body)
     assert body["attributes"] == {"+set": "2", "-dropped": ""}
@@ -62,11 +62,11 @@ def test_all_groups_are_read_with_their_version_and_their_number() -> None:
     assert page.version == Version(counter=7, state_version=0, timestamp=1_794_733_113_232)
 
 
-def test_a_broker_that_knows_no_pages_tells_no_number() -> None:
+def test_a_broker_without_paging_sends_no_total() -> None:
     assert decode_group_page(Response(body=b'{"subscriptionGroupTable":{}}')).total is None
 
 
-def test_a_number_of_groups_that_is_none_is_refused() -> None:
+def test_an_invalid_total_of_groups_is_refused() -> None:
     with pytest.raises(FieldError):
         decode_group_page(Response(fields={"totalGroupNum": "ten"}, body=b"{}"))
 
@@ -79,13 +79,13 @@ def test_the_next_page_begins_where_the_last_ended_unless_the_table_has_changed(
     assert msgspec.json.decode(second.fields["dataVersion"])["counter"] == 7
 
 
-def test_deleting_says_whether_the_offsets_go_too() -> None:
+def test_a_deletion_has_whether_to_delete_offsets() -> None:
     assert encode_group_deletion("g", with_offsets=True).fields == {"groupName": "g", "cleanOffset": "true"}
     request = encode_group_deletion("g", with_offsets=False)
     assert (request.code, request.fields["cleanOffset"]) == (207, "false")
 
 
-def test_one_group_is_asked_for_by_name() -> None:
+def test_one_group_is_requested_by_name() -> None:
     request = encode_group_config_query("g")
     assert (request.code, request.fields) == (352, {"group": "g"})
 
@@ -93,7 +93,7 @@ def test_one_group_is_asked_for_by_name() -> None:
 # ------------------------------------------------------------------------------------------------------ connections
 
 
-def test_who_consumes_is_read() -> None:
+def test_connections_of_a_consumer_group_are_decoded() -> None:
     found = decode_consumer_connections(golden_line("client/consumer-connections.txt"))
     assert found.connections == (
         Connection("192.0.2.2@25552#1794733113236656013", "127.0.0.1:39730", "PYTHON", 479),
@@ -104,12 +104,12 @@ def test_who_consumes_is_read() -> None:
     assert (wanted.expression, wanted.tags, wanted.expression_type) == ("TagA || TagB", ("TagA", "TagB"), "TAG")
 
 
-def test_who_produces_is_read() -> None:
+def test_connections_of_a_producer_group_are_decoded() -> None:
     (found,) = decode_producer_connections(golden_line("client/producer-connections.txt"))
     assert (found.address, found.language, found.release) == ("127.0.0.1:39716", "PYTHON", "V5_3_3")
 
 
-def test_connections_are_asked_for_by_group() -> None:
+def test_connections_are_requested_by_group() -> None:
     consumers, producers = encode_consumer_connections_query("g"), encode_producer_connections_query("g")
     assert (consumers.code, consumers.fields) == (203, {"consumerGroup": "g"})
     assert (producers.code, producers.fields) == (204, {"producerGroup": "g"})
@@ -144,7 +144,7 @@ def test_how_far_a_group_has_come_is_read() -> None:
     assert (progress.lag, progress.inflight, found.tps) == (2, 1, 1.5)
 
 
-def test_progress_is_asked_for_with_all_topics_or_with_one() -> None:
+def test_progress_is_requested_for_all_topics_or_one() -> None:
     assert encode_consume_stats_query("g").fields == {"consumerGroup": "g"}
     request = encode_consume_stats_query("g", "T")
     assert (request.code, request.fields) == (208, {"consumerGroup": "g", "topic": "T"})

@@ -251,7 +251,7 @@ def test_requests_do_not_share_their_fields() -> None:
 def test_any_text_is_a_header_or_refused(text: str) -> None:
     data = text.encode("utf-8", "replace")
     with suppress(FrameError):
-        decode_command(frame(data))
+        assert decode_command(frame(data)).form == FORM_JSON
 
 
 @settings(deadline=None)

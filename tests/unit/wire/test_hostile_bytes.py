@@ -1,6 +1,5 @@
-"""Whatever comes in, the room raises nothing but its own errors, and soon."""
+"""Decoders raise only their own errors, for any bytes, and in linear time."""
 
-import time
 from contextlib import suppress
 
 import pytest
@@ -10,19 +9,19 @@ from hypothesis import strategies as st
 from skyroute.remoting.stepwise import run_through
 from skyroute.wire.calls.kv import decode_kv_key
 from skyroute.wire.calls.registration import (
-    body_fingerprint,
     decode_broker_key,
     decode_data_version,
-    decode_goodbye,
     decode_registration,
-    decode_topic_table,
+    decode_unregistration,
 )
+from skyroute.wire.calls.registration_body import body_fingerprint, decode_topic_table
 from skyroute.wire.calls.route import decode_route, decode_route_query, decode_topic_registration
 from skyroute.wire.command import FORM_JSON, Request
 from skyroute.wire.errors import FrameError, WireError
 from skyroute.wire.fastjson import JsonError, loads
 from skyroute.wire.frame import FrameDecoder
 from skyroute.wire.header import decode_command
+from tests.support.hang_guard import hang_guard
 from tests.unit.wire.by_hand import frame
 from tests.unit.wire.golden import golden_bytes
 
@@ -37,18 +36,21 @@ SPLICES = st.sampled_from(
 ) | st.binary(max_size=6)
 
 
-def read_everything(stream: bytes) -> None:
-    """Do with a stream all that a name server might."""
-    for taken in FrameDecoder(1 << 20, {103: 1 << 21}).feed(stream):
+def read_everything(stream: bytes) -> int:
+    """Decode a stream as a name server may; return the number of frames."""
+    frames = FrameDecoder(1 << 20, {103: 1 << 21}).feed(stream)
+    for taken in frames:
         read_command(decode_command(taken))
+    return len(frames)
 
 
 def read_command(request: Request) -> None:
+    """Decode a request as a name server may. Errors other than `WireError` fail the test."""
     for decode in (
         decode_registration,
         lambda request: run_through(decode_topic_table(request)),
         lambda request: run_through(body_fingerprint(request)),
-        decode_goodbye,
+        decode_unregistration,
         decode_broker_key,
         decode_kv_key,
         decode_route_query,
@@ -70,7 +72,7 @@ def test_any_bytes_are_frames_and_commands_or_refused(segments: list[bytes]) -> 
     with suppress(FrameError):
         for segment in segments:
             for taken in decoder.feed(segment):
-                decode_command(taken)
+                assert decode_command(taken).fields is not None
 
 
 @settings(deadline=None)
@@ -80,7 +82,7 @@ def test_any_bytes_are_frames_and_commands_or_refused(segments: list[bytes]) -> 
 @example(header=b"{'remark':'\xff'}", body=b"", form=FORM_JSON)
 def test_any_bytes_in_a_frame_are_a_command_or_refused(header: bytes, body: bytes, form: int) -> None:
     with suppress(FrameError):
-        read_everything(frame(header, body, form))
+        assert read_everything(frame(header, body, form)) == 1
 
 
 @settings(deadline=None)
@@ -88,7 +90,7 @@ def test_any_bytes_in_a_frame_are_a_command_or_refused(header: bytes, body: byte
 @example(content=b"")
 def test_any_bytes_behind_any_length_are_a_command_or_refused(content: bytes) -> None:
     with suppress(FrameError):
-        decode_command(content.ljust(8, b"\0"))
+        assert isinstance(decode_command(content.ljust(8, b"\0")), Request)
 
 
 @settings(deadline=None, max_examples=200)
@@ -106,7 +108,7 @@ def test_a_damaged_frame_of_apache_is_read_or_refused(captured: bytes, splices: 
         body = body[:at] + inserted + body[at + removed :]
     for damaged in (frame(header, body, captured[4]), frame(captured[8 : 8 + header_bytes], body, captured[4])):
         with suppress(FrameError):
-            read_everything(damaged)
+            assert read_everything(damaged) == 1
 
 
 @settings(deadline=None)
@@ -118,7 +120,9 @@ def test_a_damaged_frame_of_apache_is_read_or_refused(captured: bytes, splices: 
 @example(body=b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"\xff":{}}}}', version=479, fields={})
 @example(body=b'{"topicConfigTable":{"\xff":{}}}', version=36, fields={})
 def test_any_bytes_are_a_body_or_refused(body: bytes, version: int, fields: dict[str, str]) -> None:
-    read_command(Request(code=103, fields=fields, version=version, body=body))
+    request = Request(code=103, fields=fields, version=version, body=body)
+    read_command(request)
+    assert request.body == body
 
 
 @settings(deadline=None)
@@ -128,7 +132,7 @@ def test_any_bytes_are_a_body_or_refused(body: bytes, version: int, fields: dict
 @example(b'{"a":"\xed\xa0\x80"}')
 def test_any_bytes_are_json_or_refused(data: bytes) -> None:
     with suppress(JsonError):
-        loads(data)
+        assert not isinstance(loads(data), bytes)
 
 
 HOSTILE = {
@@ -149,10 +153,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_json_is_refused_quickly_everywhere(data: bytes) -> None:
-    started = time.process_time()
-    with suppress(FrameError):
-        read_everything(frame(data))
-    read_command(Request(code=103, fields={"topic": "T"}, version=479, body=data))
-    # Well under a second; anything quadratic would take minutes.
-    assert time.process_time() - started < 10
+def test_hostile_json_in_header_or_body_takes_linear_time(data: bytes) -> None:
+    with hang_guard():
+        with suppress(FrameError):
+            assert read_everything(frame(data)) == 1
+        read_command(Request(code=103, fields={"topic": "T"}, version=479, body=data))

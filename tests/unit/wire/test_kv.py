@@ -16,7 +16,7 @@ def test_a_value_is_kept_under_namespace_and_key() -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"namespace": "n"}, {"key": "k"}, {"namespace": "", "key": "k"}, {"namespace": "n", "key": ""}]
 )
-def test_half_a_key_is_refused_in_javas_words(fields: dict[str, str]) -> None:
+def test_a_missing_namespace_or_key_is_refused_with_apaches_text(fields: dict[str, str]) -> None:
     with pytest.raises(FieldError) as caught:
         decode_kv_key(Request(code=101, fields=fields))
     assert str(caught.value) == "namespace or key is null"

@@ -57,7 +57,7 @@ def test_searching_by_time_has_javas_fields() -> None:
 
 
 @pytest.mark.parametrize(("word", "upper"), [("UPPER", True), ("upper", True), ("LOWER", False), ("", False)])
-def test_a_time_search_looks_forward_unless_told_otherwise(word: str, upper: bool) -> None:
+def test_a_time_search_looks_forward_by_default(word: str, upper: bool) -> None:
     fields = {**HEADERS["time-search"], "boundaryType": word}
     assert decode_time_search(Request(29, fields)).upper is upper
 
@@ -71,9 +71,9 @@ def test_a_time_search_of_an_old_client_looks_forward() -> None:
     ("encode", "code"),
     [(encode_max_offset_query, 30), (encode_min_offset_query, 31), (encode_earliest_time_query, 32)],
 )
-def test_questions_about_a_queue_name_it(encode: Callable[[QueueRef], Request], code: int) -> None:
+def test_requests_about_a_queue_name_it(encode: Callable[[QueueRef], Request], code: int) -> None:
     request = encode(QUEUE)
-    # Java's question for the end says "committed" too, which is what a broker takes for granted.
+    # Java's request for the maximum offset has "committed" too, which is the broker's default.
     assert {**request.fields, "committed": "true"} == HEADERS["max-offset-query"]
     assert request.code == code
     assert decode_queue(request) == QUEUE
@@ -83,7 +83,7 @@ def test_questions_about_a_queue_name_it(encode: Callable[[QueueRef], Request], 
     "fields",
     [{}, {"topic": "T"}, {"queueId": "0"}, {"topic": "", "queueId": "0"}, {"topic": "T", "queueId": "zero"}],
 )
-def test_a_question_about_no_queue_is_refused(fields: dict[str, str]) -> None:
+def test_a_request_about_no_queue_is_refused(fields: dict[str, str]) -> None:
     for decode in (decode_queue, decode_time_search, decode_offset_update, decode_offset_query):
         with pytest.raises(FieldError):
             decode(Request(30, {"consumerGroup": "CG", "timestamp": "0", "commitOffset": "0", **fields}))

@@ -65,7 +65,7 @@ class Kind:
         Kind(PullQuestion("CG", "TopicTest", 0, 0, 32, expression="a > 1", expression_type="SQL92"), 11, "4"),
     ],
 )
-def test_flags_say_which_fields_count(kind: Kind) -> None:
+def test_flags_decide_which_fields_are_used(kind: Kind) -> None:
     request = encode_pull(kind.question)
     assert (request.code, request.fields["sysFlag"]) == (kind.code, kind.flag)
     assert decode_pull(request) == kind.question
@@ -82,7 +82,7 @@ def test_an_old_client_sends_less() -> None:
     assert (question.expression_type, question.bytes_max) == ("TAG", (1 << 31) - 1)
 
 
-def test_a_wait_below_nothing_is_none() -> None:
+def test_a_negative_wait_is_zero() -> None:
     assert decode_pull(Request(11, {**HEADERS["pull"], "suspendTimeoutMillis": "-1"})).suspend_ms == 0
 
 

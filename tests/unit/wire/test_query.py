@@ -18,11 +18,12 @@ from skyroute.wire.calls.query import (
     encode_units_query,
     encode_view,
 )
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request
 from skyroute.wire.errors import FieldError
 
 
-def test_messages_are_asked_for_by_key_between_two_times() -> None:
+def test_messages_are_queried_by_key_between_two_times() -> None:
     request = encode_key_query("T", "k", count_max=64, begin_ms=1, end_ms=2)
     assert request.code == 12
     assert request.fields == {
@@ -35,7 +36,7 @@ def test_messages_are_asked_for_by_key_between_two_times() -> None:
     }
 
 
-def test_times_are_all_there_is_unless_said() -> None:
+def test_a_query_covers_all_times_by_default() -> None:
     fields = encode_key_query("T", "k", count_max=1).fields
     assert (fields["beginTimestamp"], fields["endTimestamp"]) == ("0", "9223372036854775807")
 
@@ -44,25 +45,25 @@ def test_a_senders_id_is_another_kind_of_key() -> None:
     assert encode_key_query("T", "k", count_max=32, unique=True).fields["_UNIQUE_KEY_QUERY"] == "true"
 
 
-def test_what_only_some_brokers_understand_is_said_only_if_asked_for() -> None:
+def test_fields_of_newer_brokers_are_sent_only_if_requested() -> None:
     fields = encode_key_query("T", "k", count_max=1, index_type="T", last_key="x").fields
     assert (fields["indexType"], fields["lastKey"]) == ("T", "x")
     assert "indexType" not in encode_key_query("T", "k", count_max=1).fields
 
 
-def test_a_message_is_asked_for_by_its_place_in_the_log() -> None:
+def test_a_message_is_queried_by_its_log_position() -> None:
     request = encode_view("T", 10_832)
     assert (request.code, request.fields) == (33, {"topic": "T", "offset": "10832"})
     assert decode_view(request) == 10_832
 
 
-def test_a_question_for_a_key_is_read_as_it_was_asked() -> None:
+def test_a_query_by_key_is_decoded_as_encoded() -> None:
     asked = encode_key_query("T", "k", count_max=64, begin_ms=1, end_ms=2, unique=True)
     assert decode_key_query(asked) == KeyQuery("T", "k", 64, 1, 2, unique=True)
 
 
 @pytest.mark.parametrize("name", ["topic", "key", "maxNum", "beginTimestamp", "endTimestamp"])
-def test_a_question_for_a_key_without_a_field_is_refused(name: str) -> None:
+def test_a_request_for_a_key_without_a_field_is_refused(name: str) -> None:
     request = encode_key_query("T", "k", count_max=1)
     del request.fields[name]
     with pytest.raises(FieldError, match=name):
@@ -72,26 +73,26 @@ def test_a_question_for_a_key_without_a_field_is_refused(name: str) -> None:
 def test_what_was_found_comes_with_how_far_the_index_is() -> None:
     fields = {"indexLastUpdateTimestamp": "5", "indexLastUpdatePhyoffset": "6"}
     found = encode_key_matches(b"records", last_stored_at_ms=5, last_position=6)
-    assert (found.code, found.fields, found.body) == (0, fields, b"records")
+    assert (found.code, found.fields, found.body) == (ResponseCode.SUCCESS, fields, b"records")
     nothing = encode_key_matches(b"", last_stored_at_ms=5, last_position=6)
-    assert (nothing.code, nothing.fields) == (22, fields)
+    assert (nothing.code, nothing.fields) == (ResponseCode.QUERY_NOT_FOUND, fields)
 
 
 @pytest.mark.parametrize("query", [UnitsQuery("T", 1, 2, 3), UnitsQuery("T", 1, 2, 3, "g")])
-def test_units_are_asked_for_and_the_question_is_read(query: UnitsQuery) -> None:
+def test_a_query_for_queue_entries_is_decoded_as_encoded(query: UnitsQuery) -> None:
     request = encode_units_query(query)
     assert request.code == 321
     assert decode_units_query(request) == query
 
 
-def test_a_question_for_units_needs_a_topic_and_a_place() -> None:
+def test_a_request_for_units_needs_a_topic_and_a_place() -> None:
     with pytest.raises(FieldError, match="topic"):
         decode_units_query(Request(321, {"index": "0"}))
     with pytest.raises(FieldError, match="index"):
         decode_units_query(Request(321, {"topic": "T"}))
 
 
-def test_units_are_written_in_javas_words() -> None:
+def test_queue_entries_are_encoded_with_javas_names() -> None:
     units = [QueueUnit(100, 50, -7)]
     plain = encode_units(units, min_offset=0, max_offset=9)
     assert plain.body == (

@@ -1,5 +1,4 @@
 import json
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +19,7 @@ from skyroute.wire.queue_maps import (
     quote_object_keys,
     write_queue_map,
 )
+from tests.support.hang_guard import hang_guard
 from tests.unit.wire.golden import golden_line
 
 QUEUE = QueueRef("TopicTest", "broker-a", 0)
@@ -76,7 +76,7 @@ def test_a_table_is_written_as_java_writes_it() -> None:
     assert encode_queue_map("offsetTable", table) == golden_line("client/offset-reset.txt")
 
 
-def test_values_are_written_by_the_given_function() -> None:
+def test_values_are_encoded_by_the_given_function() -> None:
     assert write_queue_map({QUEUE: 0.5}, repr) == '{{"brokerName":"broker-a","queueId":0,"topic":"TopicTest"}:0.5}'
 
 
@@ -108,7 +108,7 @@ def test_a_key_that_is_quoted_already_is_read() -> None:
     assert by_queue(decode_with_queue_keys(body, dict[str, int])) == {QUEUE: 12}
 
 
-def test_an_unresolvable_reference_is_skipped() -> None:
+def test_a_reference_that_leads_nowhere_costs_no_more_than_itself() -> None:
     listed = decode_with_queue_keys(golden_line("client/references-4.9.7.txt"), dict[str, Any])
     first, second = listed["consumeStatsList"][0]["g"]
     assert [queue.queue_id for queue in by_queue(first["offsetTable"])] == [1, 0]
@@ -170,12 +170,12 @@ def test_every_truncation_is_refused() -> None:
 
 
 @given(st.text('{}":,\\ab01 \n[]$', max_size=60))
-def test_only_our_own_errors_are_raised(text: str) -> None:
+def test_any_text_is_a_table_or_a_wire_error(text: str) -> None:
     with suppress(WireError):
-        by_queue(decode_with_queue_keys(text.encode(), dict[str, Any]))
+        assert isinstance(by_queue(decode_with_queue_keys(text.encode(), dict[str, Any])), dict)
 
 
-def test_more_keys_than_the_limit_are_refused() -> None:
+def test_too_many_keys_are_refused() -> None:
     allowed = b"{" + b"{}:1," * (OBJECT_KEYS_MAX - 1)
     assert quote_object_keys(allowed + b"{}:1}").count(b'"{}"') == OBJECT_KEYS_MAX
     with pytest.raises(JsonError, match=f"more than {OBJECT_KEYS_MAX} objects"):
@@ -186,9 +186,7 @@ def test_more_keys_than_the_limit_are_refused() -> None:
     "pattern",
     [b"{", b"{{", b'"', b'"\\"', b'{"', b'{"a":', b"{}", b"{a", b"{ ", b"}:", b'{"a"}', b'{"\\', b'{{"a":1} ', b" "],
 )
-def test_hostile_text_takes_no_more_than_linear_time(pattern: bytes) -> None:
+def test_hostile_text_takes_linear_time(pattern: bytes) -> None:
     text = pattern * (1_000_000 // len(pattern))
-    started = time.process_time()
-    with suppress(JsonError):
-        quote_object_keys(text)
-    assert time.process_time() - started < 2.0
+    with hang_guard(), suppress(JsonError):
+        assert isinstance(quote_object_keys(text), bytes)

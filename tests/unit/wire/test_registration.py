@@ -12,25 +12,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyroute.remoting.stepwise import run_through
-from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
+from skyroute.routing.events import RegistrationOutcome
+from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.topology import QUEUES_MAX, BrokerKey, QueueSettings, StaticMapping
-from skyroute.wire.calls import registration as registration_module
+from skyroute.wire.calls import registration_body as registration_module
 from skyroute.wire.calls.registration import (
+    Unregistration,
+    decode_broker_key,
+    decode_data_version,
+    decode_registration,
+    decode_unregistration,
+    encode_registration,
+    encode_registration_reply,
+    encode_unregistration,
+    encode_version_reply,
+)
+from skyroute.wire.calls.registration_body import (
     FILTER_SERVERS_MAX,
     MAPPED_QUEUES_MAX,
     TOPICS_MAX,
-    Goodbye,
     body_fingerprint,
-    decode_broker_key,
-    decode_data_version,
-    decode_goodbye,
-    decode_registration,
     decode_topic_table,
-    encode_goodbye,
-    encode_registration,
-    encode_registration_reply,
-    encode_version_reply,
 )
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import BodyError, FieldError, WireError
 from skyroute.wire.fields import NAME_CHARS_MAX
@@ -130,7 +134,7 @@ def test_a_name_beyond_the_longest_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["brokerId", "heartbeatTimeoutMillis"])
-def test_a_number_that_is_none_is_refused_by_name(name: str) -> None:
+def test_an_invalid_number_is_refused_by_name(name: str) -> None:
     with pytest.raises(FieldError, match=f"{name} is not a number"):
         registration(**{name: "zero"})
 
@@ -212,7 +216,7 @@ def test_attributes_may_be_a_reference_to_earlier_ones(attributes: str) -> None:
     }
 
 
-def test_bits_of_the_permission_that_nobody_knows_are_kept() -> None:
+def test_unknown_bits_of_the_permission_are_kept() -> None:
     assert topics_of('{"T":{"perm":55,"topicSysFlag":12}}') == {"T": QueueSettings(16, 16, 55, 12)}
 
 
@@ -229,7 +233,7 @@ def test_numbers_may_be_written_as_text() -> None:
     assert topics_of(written) == {"T": QueueSettings(8, 8, 4, 1)}
 
 
-def test_a_topic_said_twice_has_its_last_settings() -> None:
+def test_a_repeated_topic_has_its_last_settings() -> None:
     assert topics_of('{"T":{"perm":6},"U":{},"T":{"perm":4}}') == {
         "T": QueueSettings(16, 16, 4),
         "U": QueueSettings(16, 16, 6),
@@ -243,7 +247,7 @@ def test_a_topic_may_have_any_printable_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "\0", "a\nb", "a\x7f", "\u2028", "\x1b[2J"])
 def test_a_topic_without_a_printable_name_is_refused(name: str) -> None:
-    with pytest.raises(BodyError, match="topic is no name") as caught:
+    with pytest.raises(BodyError, match="topic is not a name") as caught:
         topics_of(json.dumps({"Good": {}, name: {}}))
     assert str(caught.value).isprintable()
 
@@ -292,7 +296,7 @@ def test_a_broker_without_static_topics_has_no_mappings(written: str) -> None:
     assert mappings_of(written) == {}
 
 
-def test_what_else_is_said_of_mappings_is_ignored() -> None:
+def test_other_members_of_mappings_are_ignored() -> None:
     body = body_of(
         '{"topicConfigTable":{},"mappingDataVersion":{"counter":1},'
         '"topicQueueMappingDetailMap":{"T":{"hostedQueues":{0:[{"gen":0}]},"currIdMap":{0:0}}}}'
@@ -331,7 +335,7 @@ def test_a_right_checksum_or_none_lets_the_body_pass(checksum: str) -> None:
 
 
 @pytest.mark.parametrize("checksum", ["1", "-1", "614924430", "2147483647", "-614924431"])
-def test_a_wrong_checksum_is_refused_in_javas_words(checksum: str) -> None:
+def test_a_wrong_checksum_is_refused_with_apaches_text(checksum: str) -> None:
     with pytest.raises(BodyError) as caught:
         table_of(BODY_5, bodyCrc32=checksum)
     assert str(caught.value) == "crc32 not match"
@@ -395,7 +399,7 @@ def test_a_body_that_cannot_be_read_is_refused_as_java_would(body: bytes) -> Non
 
 
 @pytest.mark.parametrize("version", [V3, V4, V5])
-def test_far_more_topics_than_anyone_has_are_refused_before_they_are_read(version: int) -> None:
+def test_far_too_many_topics_are_refused_before_decoding(version: int) -> None:
     with pytest.raises(BodyError, match=f"more than {TOPICS_MAX} topics"):
         table_of(b"{" * (8 * TOPICS_MAX), version)
     with pytest.raises(BodyError, match=r"RegisterBrokerBody: (?!it has more)"):
@@ -412,7 +416,7 @@ def test_as_many_topics_as_are_allowed_are_read_and_one_more_is_not() -> None:
 @pytest.mark.parametrize("name", ["x" * NAME_CHARS_MAX, "主" * NAME_CHARS_MAX])
 def test_a_topic_has_a_longest_name(name: str) -> None:
     assert list(topics_of(json.dumps({"Good": {}, name: {}}))) == ["Good", name]
-    with pytest.raises(BodyError, match="topic is no name") as caught:
+    with pytest.raises(BodyError, match="topic is not a name") as caught:
         topics_of(json.dumps({"Good": {}, name + "x": {}}))
     assert len(str(caught.value)) < 500
 
@@ -427,7 +431,7 @@ def test_filter_servers_are_bounded_in_number() -> None:
 
 @pytest.mark.parametrize("server", ["", "a\nb", "x" * (NAME_CHARS_MAX + 1)])
 def test_a_filter_server_has_a_name(server: str) -> None:
-    with pytest.raises(BodyError, match="filter server is no name"):
+    with pytest.raises(BodyError, match="filter server is not a name"):
         table_of(body_of('{"topicConfigTable":{}}', f'"filterServerList":["f:1",{json.dumps(server)}],'))
 
 
@@ -447,7 +451,7 @@ def test_mapped_queues_are_bounded_over_all_static_topics_together(parts: int) -
 def test_a_mapping_has_names_of_bounded_length(member: str) -> None:
     longest = "x" * NAME_CHARS_MAX
     assert len(mappings_of(json.dumps({"T": {"bname": "b", member: longest}}))) == 1
-    with pytest.raises(BodyError, match=f"{member} is no name"):
+    with pytest.raises(BodyError, match=f"{member} is not a name"):
         mappings_of(json.dumps({"T": {"bname": "b", member: longest + "x"}}))
 
 
@@ -501,7 +505,7 @@ def test_a_long_plain_body_with_a_bad_topic_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(registration_module, "BYTES_A_STEP", 100_000)
     with pytest.raises(BodyError, match="readQueueNums"):
         table_of(long_body().replace(b'"readQueueNums":6}', b'"readQueueNums":"x"}', 1))
-    with pytest.raises(BodyError, match="no name"):
+    with pytest.raises(BodyError, match="not a name"):
         table_of(long_body("a\tb"))
 
 
@@ -592,7 +596,7 @@ def test_a_fingerprint_is_the_same_for_the_same_body_read_in_the_same_way() -> N
         fingerprint(version=V3),
     ],
 )
-def test_a_fingerprint_tells_apart_what_may_be_read_differently(other: bytes) -> None:
+def test_a_fingerprint_depends_on_all_that_decides_decoding(other: bytes) -> None:
     assert fingerprint() != other
 
 
@@ -639,9 +643,9 @@ def test_a_registration_without_a_table_has_an_empty_one() -> None:
     assert run_through(decode_topic_table(request)) == TopicTable(filter_servers=())
 
 
-def test_a_goodbye_is_read_back_as_it_was() -> None:
-    goodbye = Goodbye("DefaultCluster", "broker-a", 1, "10.0.0.1:10911")
-    assert decode_goodbye(encode_goodbye(goodbye)) == goodbye
+def test_an_unregistration_is_read_back_as_it_was() -> None:
+    unregistration = Unregistration("DefaultCluster", "broker-a", 1, "10.0.0.1:10911")
+    assert decode_unregistration(encode_unregistration(unregistration)) == unregistration
 
 
 # ----------------------------------------------------------------------------------------- replies and the others
@@ -658,21 +662,26 @@ def test_a_goodbye_is_read_back_as_it_was() -> None:
         ),
     ],
 )
-def test_a_broker_is_told_its_master_if_it_has_one(outcome: RegistrationOutcome, fields: dict[str, str]) -> None:
+def test_the_response_to_a_slave_has_its_master(outcome: RegistrationOutcome, fields: dict[str, str]) -> None:
     response = encode_registration_reply(outcome, b"table")
-    assert (response.code, response.remark, response.fields, response.body) == (0, None, fields, b"table")
+    assert (response.code, response.remark, response.fields, response.body) == (
+        ResponseCode.SUCCESS,
+        None,
+        fields,
+        b"table",
+    )
 
 
-def test_a_goodbye_names_the_broker_in_full() -> None:
-    assert decode_goodbye(Request(code=104, fields=FIELDS)) == Goodbye(
+def test_an_unregistration_names_the_broker_in_full() -> None:
+    assert decode_unregistration(Request(code=104, fields=FIELDS)) == Unregistration(
         "DefaultCluster", "broker-a", 0, "10.0.0.1:10911"
     )
 
 
 @pytest.mark.parametrize("name", ["brokerAddr", "brokerId", "brokerName", "clusterName"])
-def test_a_goodbye_that_lacks_a_field_is_refused_by_name(name: str) -> None:
+def test_an_unregistration_that_lacks_a_field_is_refused_by_name(name: str) -> None:
     with pytest.raises(FieldError, match=f"{name} is required"):
-        decode_goodbye(Request(code=104, fields={key: value for key, value in FIELDS.items() if key != name}))
+        decode_unregistration(Request(code=104, fields={key: value for key, value in FIELDS.items() if key != name}))
 
 
 def test_a_heartbeat_names_cluster_and_address() -> None:

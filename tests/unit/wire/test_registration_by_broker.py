@@ -14,13 +14,13 @@ from skyroute.wire.calls.registration import (
     decode_data_version,
     decode_registration,
     decode_registration_reply,
-    decode_topic_table,
     decode_version_reply,
     encode_heartbeat,
     encode_registration,
     encode_version_query,
     encode_version_reply,
 )
+from skyroute.wire.calls.registration_body import decode_topic_table
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import OUR_VERSION
 from skyroute.wire.command import Request, Response
@@ -37,7 +37,7 @@ REGISTRATION = Registration("DefaultCluster", "broker-a", 0, "10.0.0.1:10911", "
 
 
 def read(request: Request) -> TopicTable:
-    """As a name server reads it, whose peers say their version with each request."""
+    """As a name server decodes it: with the version of the sender."""
     request.version = OUR_VERSION
     steps = decode_topic_table(request)
     try:
@@ -56,7 +56,7 @@ def test_a_name_server_reads_what_a_broker_writes(compressed: bool) -> None:
     assert (header.broker_name, header.address, header.ha_address) == ("broker-a", "10.0.0.1:10911", "10.0.0.1:10912")
 
 
-def test_a_compressed_body_says_that_it_is_and_is_in_apaches_form() -> None:
+def test_a_compressed_body_is_marked_and_in_apaches_format() -> None:
     request = encode_registration(REGISTRATION, compressed=True)
     assert request.fields["compressed"] == "true"
     assert request.fields["bodyCrc32"] == str(zlib.crc32(request.body) & 0x7FFFFFFF)
@@ -66,7 +66,7 @@ def test_a_compressed_body_says_that_it_is_and_is_in_apaches_form() -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_broker_tells_more_of_a_topic_than_a_name_server_reads(compressed: bool) -> None:
+def test_a_registration_has_topic_settings_that_name_servers_ignore(compressed: bool) -> None:
     both = Permission.READ | Permission.WRITE
     orders = TopicConfig("Orders", 8, 8, both, "MULTI_TAG", attributes={"message.type": "FIFO"})
     configs = [orders, TopicConfig("Täglich", 4, 2, 4)]
@@ -99,14 +99,14 @@ def test_an_answer_that_makes_no_sense_is_refused() -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_question_about_versions_and_its_answer(changed: bool) -> None:
+def test_a_request_about_versions_and_its_answer(changed: bool) -> None:
     request = encode_version_query(REGISTRATION, VERSION)
     assert (request.code, decode_data_version(request.body)) == (322, VERSION)
     assert decode_broker_key(request) == REGISTRATION.key
     assert decode_version_reply(encode_version_reply(VERSION, changed=changed)) is changed
 
 
-def test_a_heartbeat_says_who_is_alive() -> None:
+def test_a_heartbeat_has_cluster_and_address() -> None:
     request = encode_heartbeat(REGISTRATION)
     assert (request.code, decode_broker_key(request)) == (904, REGISTRATION.key)
     assert (request.fields["brokerName"], request.fields["brokerId"]) == ("broker-a", "0")

@@ -1,6 +1,5 @@
 import json
 import struct
-import time
 import tracemalloc
 import zlib
 from contextlib import suppress
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing.registration import DataVersion, TopicTable
 from skyroute.routing.topology import QUEUES_MAX, QueueSettings, StaticMapping
-from skyroute.wire.calls.registration import (
+from skyroute.wire.calls.registration_body import (
     FILTER_SERVERS_MAX,
     LINES_A_STEP,
     MAPPED_QUEUES_MAX,
@@ -69,7 +68,7 @@ def test_a_table_before_5_ends_without_mappings(version: int) -> None:
 
 
 def test_a_table_of_5_without_its_mappings_is_cut_short() -> None:
-    with pytest.raises(BodyError, match="cut short"):
+    with pytest.raises(BodyError, match="truncated"):
         table_of(compressed_registration([], mappings=None), V5)
 
 
@@ -82,13 +81,13 @@ def test_bytes_behind_the_end_are_ignored(version: int) -> None:
 
 @pytest.mark.parametrize("level", range(10))
 @pytest.mark.parametrize("compressed", ["false", "", "true"])
-def test_a_compressed_body_is_known_by_its_first_bytes_whatever_the_header_says(level: int, compressed: str) -> None:
+def test_a_compressed_body_is_detected_by_its_first_bytes(level: int, compressed: str) -> None:
     body = zlib.compress(registration_stream([b"TopicA 8 4 6 SINGLE_TAG"]), level)
     assert list(table_of(body, compressed=compressed).topics) == ["TopicA"]
 
 
 def test_a_plain_body_announced_as_compressed_is_refused() -> None:
-    with pytest.raises(BodyError, match="does not inflate"):
+    with pytest.raises(BodyError, match="cannot be decompressed"):
         table_of(b'{"topicConfigSerializeWrapper":{"topicConfigTable":{}}}')
 
 
@@ -131,7 +130,7 @@ def test_a_topic_line_may_start_with_any_name_that_has_no_blank(name: str) -> No
     assert list(table_of(compressed_registration([f"{name} 8 4 6 SINGLE_TAG".encode()])).topics) == [name]
 
 
-def test_a_topic_said_twice_has_its_last_settings() -> None:
+def test_a_repeated_topic_has_its_last_settings() -> None:
     body = compressed_registration([b"T 8 8 6 SINGLE_TAG", b"U 1 1 6 SINGLE_TAG", b"T 4 4 4 SINGLE_TAG"])
     assert table_of(body).topics == {"T": QueueSettings(4, 4, 4), "U": QueueSettings(1, 1, 6)}
 
@@ -279,7 +278,7 @@ def test_a_count_of_topics_that_are_all_empty_ends_at_the_first() -> None:
     "body", [b"\x78\xda\x00", b"\x78\x9c" + b"\xff" * 50, b"\x78\x01" + bytes(50), VECTOR[:2] + b"x" * 99]
 )
 @pytest.mark.parametrize("compressed", ["true", "false"])
-def test_what_starts_as_zlib_and_is_none_is_refused(body: bytes, compressed: str) -> None:
+def test_a_body_that_starts_like_zlib_and_is_invalid_is_refused(body: bytes, compressed: str) -> None:
     with pytest.raises(BodyError, match="Failed to decode RegisterBrokerBody"):
         table_of(body, compressed=compressed)
 
@@ -315,13 +314,13 @@ def test_a_bomb_is_refused_at_the_limit(compressed: str) -> None:
     assert peak < 4 << 20
 
 
-def test_more_topics_than_anyone_has_are_refused_before_they_are_read() -> None:
+def test_too_many_topics_are_refused_before_decoding() -> None:
     stream = piece(b"{}") + struct.pack(">i", TOPICS_MAX + 1) + bytes(TOPICS_MAX + 1)
     with pytest.raises(BodyError, match=f"more than {TOPICS_MAX} topics"):
         table_of(zlib.compress(stream, 1), inflated_bytes_max=1 << 21)
 
 
-def test_more_mappings_than_anyone_has_are_refused_before_they_are_read() -> None:
+def test_too_many_mappings_are_refused_before_decoding() -> None:
     # Read first and counted then, the 163 kB that inflate to two million of them hold everybody up for seconds.
     count = MAPPED_QUEUES_MAX + 1
     stream = piece(b"{}") + struct.pack(">i", 0) + piece(b"[]") + struct.pack(">i", count) + bytes(count)
@@ -329,11 +328,9 @@ def test_more_mappings_than_anyone_has_are_refused_before_they_are_read() -> Non
         table_of(zlib.compress(stream, 1))
 
 
-def test_ten_thousand_topics_take_little_time_and_share_their_settings() -> None:
+def test_ten_thousand_topics_share_their_settings() -> None:
     body = compressed_registration([f"Topic{number} 8 8 6 SINGLE_TAG {{}}".encode() for number in range(10_000)])
-    started = time.process_time()
     topics = table_of(body).topics
-    assert time.process_time() - started < 5
     assert len(topics) == 10_000
     assert len({id(read) for read in topics.values()}) == 1
 
@@ -348,7 +345,7 @@ def test_as_many_topics_as_are_allowed_are_read() -> None:
 @pytest.mark.parametrize("name", ["x" * NAME_CHARS_MAX, "主" * NAME_CHARS_MAX])
 def test_a_topic_has_a_longest_name(name: str) -> None:
     assert list(table_of(compressed_registration([f"{name} 8 4 6 SINGLE_TAG".encode()])).topics) == [name]
-    with pytest.raises(BodyError, match="topic is no name"):
+    with pytest.raises(BodyError, match="topic is not a name"):
         table_of(compressed_registration([f"{name}x 8 4 6 SINGLE_TAG".encode()]))
 
 
@@ -362,7 +359,7 @@ def test_filter_servers_are_bounded_in_number() -> None:
 
 @pytest.mark.parametrize("server", ["", "a\nb", "x" * (NAME_CHARS_MAX + 1)])
 def test_a_filter_server_has_a_name(server: str) -> None:
-    with pytest.raises(BodyError, match="filter server is no name"):
+    with pytest.raises(BodyError, match="filter server is not a name"):
         table_of(compressed_registration([], filter_servers=json.dumps(["f:1", server]).encode()))
 
 
@@ -415,6 +412,6 @@ def test_any_table_written_compressed_is_read_as_it_was(
 
 @settings(deadline=None)
 @given(tail=st.binary(max_size=60), compressed=st.sampled_from(["true", "false"]))
-def test_any_bytes_behind_the_mark_of_zlib_are_refused_or_read(tail: bytes, compressed: str) -> None:
+def test_any_bytes_after_a_zlib_header_are_decoded_or_refused(tail: bytes, compressed: str) -> None:
     with suppress(BodyError):
-        table_of(b"\x78\xda" + tail, compressed=compressed)
+        assert isinstance(table_of(b"\x78\xda" + tail, compressed=compressed), TopicTable)

@@ -128,7 +128,7 @@ def test_javas_answer_to_a_send_is_read() -> None:
     )
 
 
-def test_what_an_answer_need_not_say() -> None:
+def test_optional_fields_of_a_send_response_may_be_absent() -> None:
     receipt = decode_send_receipt(Response(fields={"msgId": "0", "queueId": "0", "queueOffset": "0"}))
     assert receipt == SendReceipt("0", 0, 0)
     assert receipt.trace_on
@@ -145,7 +145,7 @@ def test_what_an_answer_need_not_say() -> None:
         ("queueOffset", "1.5"),
     ],
 )
-def test_an_answer_that_does_not_say_where_the_message_is(field: str, value: str | None) -> None:
+def test_a_send_response_without_offset_is_refused(field: str, value: str | None) -> None:
     fields = {"msgId": "0", "queueId": "0", "queueOffset": "0"} | {field: value}
     known = {name: text for name, text in fields.items() if text is not None}
     with pytest.raises(FieldError, match=field):

@@ -49,7 +49,7 @@ from tests.unit.wire.golden import golden_line
         (encode_broker_stats_query("N", "k"), 315, {"statsName": "N", "statsKey": "k"}, b""),
     ],
 )
-def test_each_question_has_its_code_and_fields(
+def test_each_request_has_its_code_and_fields(
     request_: Request, code: int, fields: dict[str, str], body: bytes
 ) -> None:
     assert (request_.code, request_.fields, request_.body) == (code, fields, body)
@@ -118,18 +118,18 @@ def test_the_count_of_a_day_is_that_of_the_longest_span_known(stats: BrokerStats
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"table":1}', b'{"table":{"a":'])
-def test_a_state_that_is_none_is_refused(body: bytes) -> None:
+def test_an_invalid_state_is_refused(body: bytes) -> None:
     with pytest.raises(BodyError, match="a broker's state"):
         decode_broker_state(body)
 
 
 @pytest.mark.parametrize("body", [b"", b'{"statsDay":{"sum":"many"}}'])
-def test_counts_that_are_none_are_refused(body: bytes) -> None:
+def test_invalid_statistics_are_refused(body: bytes) -> None:
     with pytest.raises(BodyError, match="a broker's counts"):
         decode_broker_stats(body)
 
 
-def test_settings_are_answered_with_their_edition() -> None:
+def test_settings_are_answered_with_their_version() -> None:
     answer = encode_settings_answer("a=1\n", DataVersion(0, 1700, 3))
     assert answer.fields == {"version": '{"counter":3,"stateVersion":0,"timestamp":1700}'}
     assert decode_settings(answer.body) == {"a": "1"}
@@ -141,7 +141,7 @@ def test_a_state_and_counts_are_read_as_they_were_written() -> None:
     assert decode_broker_stats(encode_broker_stats(stats).body) == stats
 
 
-def test_a_question_for_counts_is_read() -> None:
+def test_a_request_for_counts_is_read() -> None:
     assert decode_broker_stats_query(encode_broker_stats_query("N", "k")) == StatsQuery("N", "k")
     with pytest.raises(FieldError, match="statsKey"):
         decode_broker_stats_query(Request(315, {"statsName": "N"}))

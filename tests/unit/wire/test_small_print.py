@@ -6,7 +6,8 @@ import pytest
 
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing.registration import TopicTable
-from skyroute.wire.calls.registration import decode_data_version, decode_registration, decode_topic_table
+from skyroute.wire.calls.registration import decode_data_version, decode_registration
+from skyroute.wire.calls.registration_body import decode_topic_table
 from skyroute.wire.calls.route import decode_route, decode_topic_registration
 from skyroute.wire.command import FORM_JSON, Request, Response
 from skyroute.wire.errors import BodyError, FieldError, FrameError, HeaderError
@@ -184,14 +185,14 @@ def test_an_oversize_frame_that_cannot_be_right_is_refused_with_its_eighth_byte(
 @pytest.mark.parametrize(
     "body", [b"{}", b'{"topicConfigSerializeWrapper":{}}', b'{"topicConfigSerializeWrapper":{"dataVersion":{}}}']
 )
-def test_a_broker_that_says_nothing_of_topics_has_none(body: bytes) -> None:
+def test_a_registration_without_topics_is_empty(body: bytes) -> None:
     request = Request(code=103, version=479, body=body)
     assert run_through(decode_topic_table(request)).topics == {}
 
 
-def test_topics_that_stand_bare_are_not_taken_for_none() -> None:
+def test_topics_outside_the_wrapper_are_refused() -> None:
     request = Request(code=103, version=479, body=b'{"topicConfigTable":{"T":{"perm":4}}}')
-    with pytest.raises(BodyError, match="stands bare"):
+    with pytest.raises(BodyError, match="is not in topicConfigSerializeWrapper"):
         run_through(decode_topic_table(request))
 
 
@@ -205,7 +206,7 @@ def test_a_number_of_a_compressed_topic_fits_32_bits_however_it_is_written(numbe
 def test_the_scope_of_a_static_topic_is_a_name() -> None:
     mapping = '{"T":{"bname":"b","scope":"%s"}}' % ("s" * 1000)
     body = body_of(f'{{"topicConfigTable":{{}},"topicQueueMappingInfoMap":{mapping}}}')
-    with pytest.raises(BodyError, match="scope is no name"):
+    with pytest.raises(BodyError, match="scope is not a name"):
         run_through(decode_topic_table(Request(code=103, version=479, body=body)))
 
 

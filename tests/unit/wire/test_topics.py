@@ -51,11 +51,11 @@ ORDERS = TopicConfig("Orders", 2, 2, attributes={"message.type": "FIFO"})
         (encode_topic_readers_query("Orders"), 300, {"topic": "Orders"}),
     ],
 )
-def test_each_question_has_its_code_and_fields(request_: Request, code: int, fields: dict[str, str]) -> None:
+def test_each_request_has_its_code_and_fields(request_: Request, code: int, fields: dict[str, str]) -> None:
     assert (request_.code, request_.fields, request_.body) == (code, fields, b"")
 
 
-def test_a_topic_is_made_with_javas_fields() -> None:
+def test_a_topic_is_created_with_javas_fields() -> None:
     request = encode_topic_update(
         TopicConfig("Orders", 4, 8, 4, sys_flag=3, ordered=True), {"message.type": "FIFO", "other": None}
     )
@@ -119,12 +119,12 @@ def test_a_page_of_topics_is_read() -> None:
     assert page.version == Version(counter=6, state_version=0, timestamp=1794732974999)
 
 
-def test_a_broker_without_pages_tells_all_at_once() -> None:
+def test_a_broker_without_paging_sends_all_topics() -> None:
     page = decode_topic_page(Response(0, body=b'{"topicConfigTable":{},"dataVersion":{"counter":1,"timestamp":2}}'))
     assert (page.topics, page.total) == ({}, None)
 
 
-def test_the_next_page_is_asked_for_by_number_and_version() -> None:
+def test_the_next_page_is_requested_by_index_and_version() -> None:
     assert encode_topic_page_query().fields == {"topicSeq": "0", "maxTopicNum": str(PAGE_MAX), "dataVersion": ""}
     assert encode_topic_page_query(2000, Version(6, 1, 7)).fields == {
         "topicSeq": "2000",
@@ -147,7 +147,7 @@ def test_readers_come_sorted() -> None:
 
 
 @pytest.mark.parametrize("field", ["wipeTopicCount", "addTopicCount"])
-def test_the_count_of_touched_topics_is_read(field: str) -> None:
+def test_the_count_of_affected_topics_is_decoded(field: str) -> None:
     assert decode_write_permission(Response(0, fields={field: "17"})) == 17
     with pytest.raises(FieldError):
         decode_write_permission(Response(0, fields={field: "many"}))
@@ -155,6 +155,6 @@ def test_the_count_of_touched_topics_is_read(field: str) -> None:
 
 @pytest.mark.parametrize("decode", [decode_cluster_view, decode_topic_config, decode_topic_stats, decode_topic_readers])
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"null"])
-def test_bodies_that_are_none_are_refused(decode: Callable[[bytes], object], body: bytes) -> None:
+def test_invalid_bodies_are_refused(decode: Callable[[bytes], object], body: bytes) -> None:
     with pytest.raises(BodyError):
         decode(body)

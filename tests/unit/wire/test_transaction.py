@@ -90,7 +90,7 @@ def test_a_check_without_a_number_is_refused(name: str) -> None:
         decode_transaction_check(Request(39, fields))
 
 
-def test_a_half_that_was_given_up_is_asked_for_by_its_id() -> None:
+def test_a_half_message_to_check_again_is_requested_by_its_id() -> None:
     request = encode_resume_check("TRANS_CHECK_MAX_TIME_TOPIC", "7F0000010000")
     assert (request.code, decode_resume_check(request)) == (323, "7F0000010000")
     with pytest.raises(FieldError, match="msgId"):

@@ -7,7 +7,8 @@ from collections.abc import Generator
 import pytest
 
 from skyroute.remoting.stepwise import run_through
-from skyroute.routing.registration import DataVersion, RegistrationOutcome, TopicTable
+from skyroute.routing.events import RegistrationOutcome
+from skyroute.routing.registration import DataVersion, TopicTable
 from skyroute.routing.topology import (
     BrokerGroup,
     BrokerQueues,
@@ -20,10 +21,10 @@ from skyroute.wire.calls.kv import encode_kv_table
 from skyroute.wire.calls.registration import (
     decode_data_version,
     decode_registration,
-    decode_topic_table,
     encode_registration_reply,
     encode_version_reply,
 )
+from skyroute.wire.calls.registration_body import decode_topic_table
 from skyroute.wire.calls.route import (
     decode_route_query,
     decode_topic_registration,
@@ -238,7 +239,7 @@ def test_a_registration_older_than_3_0_11_is_a_bare_table() -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "binary"])
-def test_a_question_for_a_route_written_by_apache_is_understood(form: str) -> None:
+def test_a_request_for_a_route_written_by_apache_is_understood(form: str) -> None:
     query = decode_route_query(read(golden_bytes(f"apache-5.5.0/route-{form}.hex")))
     assert (query.topic, query.dialect, query.zone) == ("TopicTest", Dialect.STRICT, None)
 

@@ -46,12 +46,12 @@ def request(body: object = None, **fields: str) -> Request:
 
 
 @given(queries)
-def test_what_is_asked_is_read_as_it_was_written(query: WatchQuery) -> None:
+def test_a_watch_is_decoded_as_encoded(query: WatchQuery) -> None:
     assert decode_watch(encode_watch(query)) == query
 
 
 @given(answers)
-def test_what_is_answered_is_read_as_it_was_written(answer: WatchAnswer) -> None:
+def test_a_watch_response_is_decoded_as_encoded(answer: WatchAnswer) -> None:
     assert decode_watch_answer(encode_watch_answer(answer)) == answer
 
 
@@ -85,8 +85,8 @@ def test_what_is_left_out_has_a_default() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (request(), "no topic is named"),
-        (request({"topics": []}), "no topic is named"),
+        (request(), "the watch has no topics"),
+        (request({"topics": []}), "the watch has no topics"),
         (request({"topics": ["T"]}, life="x"), "revision is required"),
         (request({"topics": ["T"]}, life="x", revision="many"), "revision is not a number"),
         (request({"topics": ["T"]}, timeoutMillis="soon"), "timeoutMillis is not a number"),
@@ -105,7 +105,7 @@ def test_a_field_that_makes_no_sense_is_refused(asked: Request, reason: str) -> 
         (request({"topics": [""]}), "control characters"),
         (request({"topics": ["a\nb"]}), "control characters"),
         (request({"topics": ["a" * 513]}), "more than 512"),
-        (request({"topics": [f"t{number}" for number in range(TOPICS_MAX + 1)]}), "say anyTopic=true"),
+        (request({"topics": [f"t{number}" for number in range(TOPICS_MAX + 1)]}), "set anyTopic=true"),
         (Request(RequestCode.WATCH_ROUTES, {}, body=b" " * (BODY_BYTES_MAX + 1)), "at most"),
     ],
 )
@@ -124,6 +124,6 @@ def test_topics_that_make_no_sense_are_refused(asked: Request, reason: str) -> N
         Response(fields={"life": "x", "revision": "1"}, body=b'{"changes":[{}]}'),
     ],
 )
-def test_an_answer_that_is_none_is_refused(answer: Response) -> None:
+def test_an_invalid_watch_response_is_refused(answer: Response) -> None:
     with pytest.raises(WireError):
         decode_watch_answer(answer)

@@ -19,12 +19,12 @@ from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.routing.registration import Registration, TopicTable
 from skyroute.routing.topology import Permission, QueueSettings
 from skyroute.wire.calls.registration import (
-    Goodbye,
+    Unregistration,
     decode_registration_reply,
     decode_version_reply,
-    encode_goodbye,
     encode_heartbeat,
     encode_registration,
+    encode_unregistration,
     encode_version_query,
 )
 from skyroute.wire.calls.route import encode_topic_registration
@@ -212,7 +212,9 @@ class Registrar:
     async def _unregister(self, channel: Channel) -> None:
         own = self._identity
         try:
-            await channel.call(encode_goodbye(Goodbye(own.cluster, own.name, own.broker_id, own.address)), UNREGISTER_S)
+            await channel.call(
+                encode_unregistration(Unregistration(own.cluster, own.name, own.broker_id, own.address)), UNREGISTER_S
+            )
         except RemotingError as error:
             log.debug("unregistration failed name_server=%s reason=%s", channel.address, error)
 

@@ -104,9 +104,9 @@ class ClientHandlers:
         any_wants_whole, created = False, list[TopicConfig]()
         for part in decode_heartbeat_parts(request):
             yield
-            wants_whole, made = self._process(part, request, peer)
+            wants_whole, topics = self._process(part, request, peer)
             any_wants_whole |= wants_whole
-            created += made
+            created += topics
         return any_wants_whole, created
 
     def _without_refused(self, heartbeat: Heartbeat) -> Heartbeat:

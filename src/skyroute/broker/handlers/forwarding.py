@@ -77,8 +77,8 @@ class ForwardingHandlers:
         return record
 
     def _forward(self, request: Request, group: str, client_id: str, fields: dict[str, str], body: bytes) -> Answer:
-        known = self.clients.consumers(group)
-        member = None if known is None else known.find(client_id)
+        consumers = self.clients.consumers(group)
+        member = None if consumers is None else consumers.find(client_id)
         if member is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
         if member.version < _V3_1_8_SNAPSHOT:
@@ -92,19 +92,19 @@ class ForwardingHandlers:
     def consumer_offsets(self, request: Request, _peer: Peer) -> Answer:
         """Return the offsets of a topic that each member of a group holds in memory."""
         query = decode_offsets_query(request)
-        known = self.clients.consumers(query.group)
-        if known is None:
+        consumers = self.clients.consumers(query.group)
+        if consumers is None:
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{query.group}]"
             )
-        for member in known.members:
+        for member in consumers.members:
             if member.version < _V3_0_7_SNAPSHOT:
                 raise RefusedError(
                     ResponseCode.SYSTEM_ERROR,
                     f"the client does not support this feature. version={release_name(member.version)}",
                 )
         # The field is called an address; tools send a client id.
-        members = [member for member in known.members if query.client_address in (None, member.client_id)]
+        members = [member for member in consumers.members if query.client_address in (None, member.client_id)]
         return _gather_offsets(members, OffsetsQuery(query.topic, query.group))
 
 

@@ -78,8 +78,8 @@ def dead_letter_config(group: str) -> TopicConfig:
     return TopicConfig(dead_letter_topic(group), 1, 1, _OPEN)
 
 
-def _retries_max(group: GroupConfig, wanted: int | None, version: int) -> int:
-    return wanted if wanted is not None and version >= _V3_4_9 else group.retry_times_max
+def _retries_max(group: GroupConfig, requested: int | None, version: int) -> int:
+    return requested if requested is not None and version >= _V3_4_9 else group.retry_times_max
 
 
 def _find_group(groups: Groups, name: str) -> GroupConfig:
@@ -113,8 +113,8 @@ class SendBackHandlers:
             return Response()
         created: list[TopicConfig] = []
         sys_flag = int(TopicFlag.UNIT_SUBSCRIPTION) if order.unit_mode else 0
-        wanted = TopicConfig(retry_topic(group.name), group.retry_queues, group.retry_queues, _OPEN, sys_flag=sys_flag)
-        topic = self._find_or_create(wanted, created)
+        config = TopicConfig(retry_topic(group.name), group.retry_queues, group.retry_queues, _OPEN, sys_flag=sys_flag)
+        topic = self._find_or_create(config, created)
         if not topic.permission & Permission.WRITE:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
         message = self._message_at(order.log_position)

@@ -1,7 +1,7 @@
 """Sends of batches. A batch of many messages is decoded and encoded in steps, and stored with one write."""
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 from skyroute.broker.appender import Appender
@@ -29,6 +29,8 @@ from skyroute.wire.command import Response
 
 BATCH_MESSAGES_A_STEP: Final = 1_000
 """Messages of a batch decoded and encoded in one step."""
+BATCH_KEYS_A_STEP: Final = 16_000
+"""Keys of a batch encoded in one step, unless a single message has more."""
 BATCH_IDS_A_STEP: Final = 10_000
 """Message ids of a batch encoded in one step."""
 
@@ -91,7 +93,7 @@ class BatchSends:
             sending.flag,
             sending.reconsume_times,
         )
-        if decoded_to < len(body):
+        if decoded_to < len(body) or (not is_inner and _has_many_keys(items)):
             storing = self._store_long(draft, body, items, decoded_to, unique_id, is_inner=is_inner)
             return OrderedResponse(self._responses.with_fields(storing))
         try:
@@ -115,9 +117,10 @@ class BatchSends:
     async def _store_long(
         self, draft: Draft, body: bytes, items: list[RawItem], decoded_to: int, unique_id: bytes, *, is_inner: bool
     ) -> Response:
-        """Store a batch of more than `BATCH_MESSAGES_A_STEP` messages."""
+        """Store a batch of more than `BATCH_MESSAGES_A_STEP` messages or `BATCH_KEYS_A_STEP` keys."""
         try:
             async with self._long_batches:
+                await self._step_runner.run(self._derive())  # the keys of earlier batches take memory
                 appended = await self._step_runner.run(
                     self._put_long(draft, body, items, decoded_to, is_inner=is_inner)
                 )
@@ -135,9 +138,12 @@ class BatchSends:
         messages = 0
         while True:
             messages += len(items)
-            if batch is not None:
-                batch.add(items)
-            yield
+            if batch is None:
+                yield
+            else:
+                for part in _divide(items):
+                    batch.add(part)
+                    yield
             if decoded_to >= len(body):
                 break
             items, decoded_to = _decode(body, decoded_to)
@@ -166,6 +172,21 @@ def _decode(body: bytes, start: int) -> tuple[list[RawItem], int]:
         return decode_some(body, start, BATCH_MESSAGES_A_STEP)
     except BatchError as error:
         raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+
+
+def _has_many_keys(items: list[RawItem]) -> bool:
+    """Return whether messages may have more than `BATCH_KEYS_A_STEP` keys, which are words in their properties."""
+    return b"".join([raw for _, raw, _ in items]).count(b" ") > BATCH_KEYS_A_STEP
+
+
+def _divide(items: list[RawItem]) -> Iterator[list[RawItem]]:
+    """Yield messages in parts of at most `BATCH_KEYS_A_STEP` keys, unless a single message has more."""
+    if len(items) > 1 and _has_many_keys(items):
+        middle = len(items) // 2
+        yield from _divide(items[:middle])
+        yield from _divide(items[middle:])
+    else:
+        yield items
 
 
 def _has_unique_id(sending: Sending) -> bool:

@@ -143,7 +143,7 @@ class CommitLog:
         segment = self._log.segments[-1]
         try:
             self._disk.write(segment.descriptor, records, position - segment.start)
-        except StorageError:
+        except Exception:
             # Remove the partial record: a shorter one may be written over it later.
             with suppress(StorageError):
                 segment.cut(position - segment.start)

@@ -35,8 +35,12 @@ BACKLOG_MAX: Final = 256
 """Maximum number of records whose units and keys are not in files."""
 
 
+LONG_PROPERTIES_BYTES: Final = 256
+"""Properties that count towards `PROPERTIES_BYTES_MAX`."""
+PROPERTIES_BYTES_MAX: Final = 32 * 1024
+"""Bytes of long properties after which units and keys are written: they may have a key in every two bytes."""
 KEYS_A_STEP: Final = 4_000
-"""Maximum number of keys added to the index in one step. A batch may have as many keys as fit its body."""
+"""Keys of long batches added to the index in one step. A batch may have as many keys as fit its body."""
 
 PendingRecord = tuple[TopicQueue, int, int, int, bytes, int, int]
 """A record's queue, queue offset, log position, size, properties, flag and store time."""
@@ -93,6 +97,10 @@ class Dispatcher:
         """Records that readers do not see yet."""
         self._batches: dict[int, PlacedBatch] = {}
         """Long batches among them, each pending as its last record, whose position is the key."""
+        self._properties_bytes = 0
+        """Bytes of long properties of pending records."""
+        self._keys_to_wait = 0
+        """Number of keys, those of long batches, that may wait for later steps."""
         self._unwritten = 0
         """Number of visible records whose units and keys are not in files."""
         self._unwritten_queues: dict[TopicQueue, None] = {}
@@ -118,6 +126,11 @@ class Dispatcher:
         self.pending.append(record)
         return len(self.pending)
 
+    def count_properties(self, size: int) -> bool:
+        """Count long properties of an added record; return whether units and keys must be written now."""
+        self._properties_bytes += size
+        return self._properties_bytes > PROPERTIES_BYTES_MAX
+
     def add_all(self, records: Iterable[PendingRecord]) -> int:
         """Add appended records; return the number of records whose units and keys are not in files."""
         self.pending += records
@@ -142,6 +155,7 @@ class Dispatcher:
 
     def _make_visible(self, up_to: int | None) -> None:
         ready, self.pending = self.pending, []
+        self._properties_bytes = 0
         if up_to is not None and ready and ready[-1][2] >= up_to:
             self.pending = [record for record in ready if record[2] >= up_to]
             del ready[len(ready) - len(self.pending) :]
@@ -173,18 +187,19 @@ class Dispatcher:
         if keys is not None:
             start, at_ms = batch.positions[0], batch.stored_at_ms
             keys += [(hash_, start + position, at_ms) for hash_, position, _ in batch.keys]
+            self._keys_to_wait += len(batch.keys)
 
     # --------------------------------------------------------------------------------------------------------- to files
 
     def write(self) -> None:
-        """Make pending records visible, and write their units and at most `KEYS_A_STEP` keys to files.
+        """Make pending records visible, and write their units and keys to files: of long batches, some keys only.
 
         Raises:
             FileWriteError: some are left for the next call; `failure` has the error.
         """
         self._index_writer.count_backlogs(0)
         try:
-            self.write_up_to(self._visible_end, KEYS_A_STEP)
+            self.write_up_to(self._visible_end, in_steps=True)
         except StorageError as error:
             self.failure = error
             raise
@@ -215,10 +230,10 @@ class Dispatcher:
         if self._index_writer.count_backlogs(backlogs) and self.failure is None and self._newest is None:
             self._index_writer.start_process(self._checkpoint.last_dispatched)
 
-    def write_up_to(self, position: int | None, keys_max: int | None = None) -> None:
+    def write_up_to(self, position: int | None, *, in_steps: bool = False) -> None:
         """Write the units and keys of records before a position of the log; of all records if None.
 
-        With `keys_max`, at most so many keys are added to the index, and the others by the next calls.
+        With `in_steps`, the keys of long batches are added to the index by this and the next calls.
 
         Raises:
             FileWriteError: some are left for the next call.
@@ -231,7 +246,8 @@ class Dispatcher:
         if self._newest is not None:
             at, size, stored_at_ms = self._newest
             self._unwritten = 0
-            at, size = self._index_writer.write(at, size, keys_max)
+            self._keys_to_wait = max(self._keys_to_wait - KEYS_A_STEP, 0) if in_steps else 0
+            at, size = self._index_writer.write(at, size, self._keys_to_wait)
             if self._index_writer.has_keys:
                 return
             self.written_ms = stored_at_ms
@@ -366,6 +382,11 @@ class Dispatcher:
         self._checkpoint.note_dispatched(log_end, 0)
 
     # ---------------------------------------------------------------------------------------------------------- removal
+
+    def drop_all(self) -> None:
+        """Drop everything that is not in files."""
+        self.pending, self._batches, self._unwritten_queues, self._newest = [], {}, {}, None
+        self._index_writer.drop_keys()
 
     def drop_queue(self, queue: TopicQueue) -> None:
         """Drop the unwritten units of a queue that is being removed."""

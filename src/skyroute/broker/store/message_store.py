@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.dispatch import BACKLOG_MAX, NOT_IN_QUEUE, Dispatcher, PlacedBatch
+from skyroute.broker.store.dispatch import BACKLOG_MAX, LONG_PROPERTIES_BYTES, NOT_IN_QUEUE, Dispatcher, PlacedBatch
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
 from skyroute.broker.store.errors import StoreClosedError
 from skyroute.broker.store.files.abort_file import AbortFile, Shutdown
@@ -113,6 +113,8 @@ class MessageStore(StoreReader):
 
     def _recover(self, now_ms: int) -> None:
         shutdown = self._abort.find_shutdown()
+        if shutdown is not Shutdown.PROCESS_DIED:
+            self._checkpoint.end_batch()  # a note of an earlier log: this recovery may die, and the next one trust it
         self._log.load()
         self._queues.load()
         on_disk = self._checkpoint.on_disk if shutdown is Shutdown.MACHINE_STOPPED else None
@@ -176,6 +178,7 @@ class MessageStore(StoreReader):
     def kill(self) -> None:
         """Close all files without writing, as if the process had died. For tests, and for a broker that gives up."""
         self._refusal = StoreClosedError(f"{self.folder} is closed")
+        self._dispatcher.drop_all()  # long work may go on for a moment, and the files be another broker's
         self._closing.close()
 
     # -------------------------------------------------------------------------------------------------------- appending
@@ -210,7 +213,11 @@ class MessageStore(StoreReader):
         if has_offset:
             queue.advance(offset + (queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1))
         self._last_stored_ms = now_ms
-        if dispatcher.add((queue, offset, position, size, raw_properties, sys_flag, now_ms)) > BACKLOG_MAX:
+        waiting = dispatcher.add((queue, offset, position, size, raw_properties, sys_flag, now_ms))
+        properties_bytes = len(raw_properties)
+        if waiting > BACKLOG_MAX or (
+            properties_bytes > LONG_PROPERTIES_BYTES and dispatcher.count_properties(properties_bytes)
+        ):
             dispatcher.write_backlog()
         return appended_at(position, offset, size, now_ms)
 
@@ -263,7 +270,8 @@ class MessageStore(StoreReader):
         sizes = map(sub, [*positions[1:], log.end], positions)
         same = repeat(queue), repeat(draft.sys_flag), repeat(now_ms)
         added = zip(same[0], count(offset), positions, sizes, properties, *same[1:], strict=False)
-        if self._dispatcher.add_all(added) > BACKLOG_MAX:
+        must_write = self._dispatcher.count_properties(sum(map(len, properties)))
+        if self._dispatcher.add_all(added) > BACKLOG_MAX or must_write:
             self._dispatcher.write_backlog()
         return AppendedBatch(positions, offset, log.end)
 
@@ -302,7 +310,7 @@ class MessageStore(StoreReader):
         self._checkpoint.begin_batch(position)
         try:
             self._log.append(position, records)
-        except StorageError:
+        except Exception:  # of any kind: a note that stays would have recovery drop all later messages
             self._checkpoint.end_batch()
             raise
         self._checkpoint.end_batch()

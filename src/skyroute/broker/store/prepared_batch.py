@@ -14,6 +14,10 @@ from skyroute.broker.store.index.keys import Key, collect_keys
 from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.broker.store.queues.unit_rows import UNIT
 from skyroute.message.batch import RawItem
+from skyroute.message.errors import RecordError
+
+BATCH_KEYS_MAX: Final = 500_000
+"""Maximum number of keys in a long batch: they are in memory until they are in the index."""
 
 _QUEUE_OFFSET_AT: Final = 20
 _POSITION_STOP: Final = 36
@@ -42,7 +46,7 @@ class PreparedBatch:
         """Encode the next messages.
 
         Raises:
-            RecordError: something does not fit its place; the batch cannot be stored.
+            RecordError: something does not fit its place, or there are too many keys; the batch cannot be stored.
         """
         draft = self.draft
         if any_ends_with_zero([item[1] for item in items]):
@@ -57,6 +61,8 @@ class PreparedBatch:
         self._placed_at += [position + _QUEUE_OFFSET_AT for position in positions]
         for position, (_, raw_properties, _) in zip(positions, items, strict=True):
             collect_keys(self.keys, draft.topic, raw_properties, draft.sys_flag, position, 0)
+        if len(self.keys) > BATCH_KEYS_MAX:
+            raise RecordError(f"a batch has too many keys (expected at most {BATCH_KEYS_MAX}); send it in parts")
 
     def place(self, queue_offset: int, position: int, stored_at_ms: int) -> list[int]:
         """Write into each record where and when it is stored; return their positions in the log."""

@@ -1,5 +1,6 @@
 """A table of topics or groups by name, kept in one JSON file."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple
@@ -47,7 +48,7 @@ def read_configs(raw: object, kind: type[Entry], *, what: str, table: str, name:
     return StoredConfigs(configs, unknown, others, read_version(stored))
 
 
-class ConfigTable(Generic[Entry]):
+class ConfigTable(ABC, Generic[Entry]):
     """Entries by name. A caller that changes one calls `table_file.save`."""
 
     def __init__(
@@ -66,9 +67,9 @@ class ConfigTable(Generic[Entry]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {len(self._table)} version={self.version.counter}>"
 
+    @abstractmethod
     def pieces(self) -> Pieces:
         """Return the table as its file has it, in pieces, all of one data version."""
-        raise NotImplementedError
 
     def _object_pieces(self, table: str, **others: Pieces) -> Pieces:
         members = {**self._others, "dataVersion": version_members(self.version)}

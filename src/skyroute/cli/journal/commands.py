@@ -59,7 +59,7 @@ def _journal_options(command: _Command) -> _Command:
 def _folder(path: Path | None, config_file: str | None) -> Path:
     if path is None:
         try:
-            memory = NameServerConfig.load(config_file).memory
+            memory = NameServerConfig.load(config_file).persistence
         except SkyrouteError as error:
             raise click.ClickException(str(error)) from error
         if memory is None:

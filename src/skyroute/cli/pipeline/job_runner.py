@@ -117,7 +117,7 @@ def _find_history(journal: Sequence[Path], archive: Path | None, config_file: st
         if config_file is not None or not (journal or archive):
             from skyroute.nameserver.config import NameServerConfig
 
-            memory = NameServerConfig.load(config_file).memory
+            memory = NameServerConfig.load(config_file).persistence
             if memory is None:
                 raise click.ClickException(
                     f"{config_file or 'the default configuration'} has no journal: set journalEnable=true"

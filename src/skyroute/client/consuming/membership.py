@@ -156,9 +156,9 @@ class GroupMembership:
                 await self.announce()
             is_balanced = await self._rebalance()
         except ClientError as error:
-            unsaid = self._failed_rebalances.unsaid(group, self._session.clock.monotonic())
-            if unsaid is not None:
-                log.warning("rebalance failed group=%s cause=%s unsaid=%d", group, error, unsaid)
+            suppressed = self._failed_rebalances.suppressed(group, self._session.clock.monotonic())
+            if suppressed is not None:
+                log.warning("rebalance failed group=%s cause=%s suppressed=%d", group, error, suppressed)
             return False
         except Exception:
             log.exception("rebalance failed group=%s", group)
@@ -201,6 +201,6 @@ class GroupMembership:
         return frozenset(queues).intersection(share)
 
     def _log_failure(self, phrase: str, group: str, topic: str, cause: SkyrouteError | str) -> None:
-        unsaid = self._failed_topics.unsaid(topic, self._session.clock.monotonic())
-        if unsaid is not None:
-            log.warning("%s group=%s topic=%s cause=%s unsaid=%d", phrase, group, topic, cause, unsaid)
+        suppressed = self._failed_topics.suppressed(topic, self._session.clock.monotonic())
+        if suppressed is not None:
+            log.warning("%s group=%s topic=%s cause=%s suppressed=%d", phrase, group, topic, cause, suppressed)

@@ -288,9 +288,9 @@ class Delivery:
         try:
             await self._session.routes.refresh(topic)
         except SkyrouteError as error:
-            unsaid = self._failed_refreshes.unsaid(topic, self._clock.monotonic())
-            if unsaid is not None:
-                log.info("route not refreshed topic=%s reason=%s unsaid=%d", topic, error, unsaid)
+            suppressed = self._failed_refreshes.suppressed(topic, self._clock.monotonic())
+            if suppressed is not None:
+                log.info("route not refreshed topic=%s reason=%s suppressed=%d", topic, error, suppressed)
 
 
 def _add_notes(error: SkyrouteError, failures: Iterable[str]) -> None:

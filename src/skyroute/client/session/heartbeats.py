@@ -117,9 +117,9 @@ class Heartbeats:
         try:
             response = await session.ask(address, encode_heartbeat(session.client_id, producers, consumers))
         except SkyrouteError as error:
-            unsaid = self._failed.unsaid(address, session.clock.monotonic())
-            if unsaid is not None:
-                log.warning("heartbeat failed broker=%s reason=%s unsaid=%d", address, error, unsaid)
+            suppressed = self._failed.suppressed(address, session.clock.monotonic())
+            if suppressed is not None:
+                log.warning("heartbeat failed broker=%s reason=%s suppressed=%d", address, error, suppressed)
         else:
             self.broker_versions[address] = response.version
             self._failed.works_again(address)

@@ -361,9 +361,9 @@ class Session:
             try:
                 await self.name_servers.refresh()
             except NoNameServerError as error:
-                unsaid = self._failed_refreshes.unsaid("", self.clock.monotonic())
-                if unsaid is not None:
-                    log.warning("name server addresses not refreshed reason=%s unsaid=%d", error, unsaid)
+                suppressed = self._failed_refreshes.suppressed("", self.clock.monotonic())
+                if suppressed is not None:
+                    log.warning("name server addresses not refreshed reason=%s suppressed=%d", error, suppressed)
 
     async def _poll_routes(self) -> None:
         """Refresh the routes periodically, as Apache's clients do."""
@@ -373,9 +373,9 @@ class Session:
                 try:
                     await self.routes.refresh(topic)
                 except SkyrouteError as error:
-                    unsaid = self._failed_refreshes.unsaid(topic, self.clock.monotonic())
-                    if unsaid is not None:
-                        log.info("route not refreshed topic=%s reason=%s unsaid=%d", topic, error, unsaid)
+                    suppressed = self._failed_refreshes.suppressed(topic, self.clock.monotonic())
+                    if suppressed is not None:
+                        log.info("route not refreshed topic=%s reason=%s suppressed=%d", topic, error, suppressed)
                 else:
                     self._failed_refreshes.works_again(topic)
 

@@ -106,9 +106,9 @@ class ConnectionGuard:
             connection.drop()
 
     def _log_closed(self, done: str, reason: str, address: str) -> None:
-        unsaid = self._log_backoff.unsaid(done + reason, asyncio.get_running_loop().time())
-        if unsaid is not None:
-            log.warning("connection %s reason=%s address=%s unlogged=%d", done, reason, address, unsaid)
+        suppressed = self._log_backoff.suppressed(done + reason, asyncio.get_running_loop().time())
+        if suppressed is not None:
+            log.warning("connection %s reason=%s address=%s unlogged=%d", done, reason, address, suppressed)
 
 
 class GuardedConnection(H11Protocol):

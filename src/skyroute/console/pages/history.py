@@ -18,7 +18,7 @@ from skyroute.nameserver.journal.reader import Damage
 from skyroute.nameserver.journal.schema import Kind
 from skyroute.nameserver.journal.selection import Selection
 from skyroute.routing.events import Cause
-from skyroute.routing.groups import Group
+from skyroute.routing.group_state import GroupState
 from skyroute.routing.topology import MASTER_ID, Permission, QueueSettings
 
 BROKERS_MAX: Final = 200
@@ -116,7 +116,7 @@ class _Queues(NamedTuple):
     """The queues of a topic on a broker group."""
 
     topic: str
-    group: Group
+    group: GroupState
     settings: QueueSettings
     note: str
 
@@ -169,14 +169,14 @@ async def routes(request: Request) -> Response:
     )
 
 
-def _groups(found: Routes, topic: str | None, broker: str | None) -> Iterator[Group]:
+def _groups(found: Routes, topic: str | None, broker: str | None) -> Iterator[GroupState]:
     """Return the broker groups that match a topic and a broker name."""
     for name, group in sorted(found.table.groups.items()):
         if (broker is None or name == broker) and (topic is None or topic in group.queues):
             yield group
 
 
-def _queues(groups: list[Group], topic: str | None) -> Iterator[_Queues]:
+def _queues(groups: list[GroupState], topic: str | None) -> Iterator[_Queues]:
     for group in groups:
         for name in sorted(group.queues) if topic is None else (topic,):
             settings = group.settings(name)
@@ -184,7 +184,7 @@ def _queues(groups: list[Group], topic: str | None) -> Iterator[_Queues]:
                 yield _Queues(name, group, settings, _note(group, name))
 
 
-def _note(group: Group, topic: str) -> str:
+def _note(group: GroupState, topic: str) -> str:
     if topic in group.forbidden:
         return translatable("writes disabled by an operator")
     if group.acting_master and MASTER_ID not in group.members:
@@ -199,7 +199,7 @@ def _differences(one: Routes, other: Routes, topic: str | None, broker: str | No
     after = {group.name: group for group in _groups(later, topic, broker)}
     for name in sorted({*before, *after}):
         # A topic may be on the group at only one point in time: its brokers are then no difference.
-        old, new = (side.table.groups.get(name, Group(name, "")) for side in (earlier, later))
+        old, new = (side.table.groups.get(name, GroupState(name, "")) for side in (earlier, later))
         if (old.cluster, old.zone, old.acting_master) != (new.cluster, new.zone, new.acting_master):
             yield _Difference(name, None, None, old if old.cluster else None, new if new.cluster else None)
         for broker_id in sorted({*old.members, *new.members}):

@@ -1,1 +1,1 @@
-"""What peers can ask of a name server. Every handler is a plain function: it runs whole before anything else does."""
+"""Request handlers of the name server: plain functions without `await`, so each runs to its end."""

@@ -1,12 +1,11 @@
-"""What operators do through a name server: permissions, deletions, settings."""
+"""Requests of operators: write permissions, topic deletion, settings."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from skyroute.nameserver.config import NameServerConfig
-from skyroute.nameserver.handlers.brokers import Publish
-from skyroute.nameserver.server_events import Record, SettingsChanged
+from skyroute.nameserver.server_events import Publish, Record, SettingsChanged
 from skyroute.remoting.dispatch import Peer
 from skyroute.routing.table import RouteTable
 from skyroute.settings.errors import BlackListedError, MalformedPropertiesError
@@ -19,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AdminHandlers:
-    """Every call is logged with who made it: Apache's name server has no other guard, and neither do we."""
+    """Logs every change with the address of its sender. Like Apache's name server, it has no access control."""
 
     table: RouteTable
     config: NameServerConfig
@@ -74,6 +73,6 @@ class AdminHandlers:
 
 
 def _listed(config: NameServerConfig) -> dict[str, str]:
-    """Every setting that a remote asker may see."""
+    """Every setting that clients may read."""
     pairs = (line.partition("=") for line in config.render().splitlines())
     return {key: value for key, _, value in pairs}

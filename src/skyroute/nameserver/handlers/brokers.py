@@ -1,46 +1,47 @@
-"""What a broker can say to a name server."""
+"""Requests of brokers: registration, heartbeat, version query, unregistration."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from skyroute.clock import Clock
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.server_events import Publish
 from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.routing.errors import PartialFirstRegistrationError, RegistrationRefusedError
-from skyroute.routing.events import RouteEvent
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey
 from skyroute.wire.calls.kv import KV_ENTRIES_A_STEP, ORDER_TOPICS
 from skyroute.wire.calls.registration import (
-    body_fingerprint,
     decode_broker_key,
     decode_data_version,
-    decode_goodbye,
     decode_registration,
-    decode_topic_table,
+    decode_unregistration,
     encode_registration_reply,
     encode_version_reply,
 )
+from skyroute.wire.calls.registration_body import body_fingerprint, decode_topic_table
 from skyroute.wire.calls.route import decode_topic_registration
 from skyroute.wire.command import Request, Response
 
 log = logging.getLogger(__name__)
 
 LARGE_BODY_BYTES: Final = 64 * 1024
-"""Beyond this a registration would keep others waiting for more than a moment."""
-
-Publish = Callable[[Collection[RouteEvent]], None]
-"""Tells everyone concerned what a change of the table did; without events, has what a refusal left over swept."""
+"""A registration with a longer body runs in steps, so that other requests do not wait for it."""
+STEPS_AT_ONCE: Final = 8
+"""Steps of a registration with a short body that are run at once; the body may inflate to a thousand times its size."""
+STEPS_AT_A_TIME: Final = 8
+"""Steps that all registrations may take. Then they continue one at a time: each takes several times its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerHandlers:
-    """Registration, heartbeat and goodbye."""
+    """Handlers that write to the route table for brokers."""
 
     table: RouteTable
     kv: KvConfig
@@ -48,6 +49,8 @@ class BrokerHandlers:
     clock: Clock
     publish: Publish
     step_runner: StepRunner
+    large: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by a registration with more than `STEPS_AT_A_TIME` steps."""
 
     def register(self, request: Request, peer: Peer) -> Answer:
         """Process a registration: a small one at once, one with a long body or response in steps."""
@@ -56,10 +59,22 @@ class BrokerHandlers:
         delete_missing = self.config.delete_missing_topics
         is_short = len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= KV_ENTRIES_A_STEP
         if is_short and not self.table.is_long(registration.broker_name, 0, delete_missing_topics=delete_missing):
-            return run_through(steps)
-        # It may have to wait for others; its broker has been heard from all the same.
+            response = run_through(_begin(steps, STEPS_AT_ONCE))
+            if response is not None:
+                return response
+        # It may wait for other long registrations, but its broker is alive: renew the lease now.
         self._renew(registration.key, peer)
-        return OrderedResponse(self.step_runner.run(steps))
+        return OrderedResponse(self._register_long(steps))
+
+    async def _register_long(self, steps: Generator[None, None, Response]) -> Response:
+        try:
+            response = await self.step_runner.run(_begin(steps, STEPS_AT_A_TIME))
+            if response is None:
+                async with self.large:
+                    response = await self.step_runner.run(steps)
+            return response
+        finally:
+            steps.close()
 
     def _register(
         self, registration: Registration, request: Request, peer: Peer, ticket: int
@@ -87,7 +102,7 @@ class BrokerHandlers:
                 return Response.error("the connection ended")  # no broker joins through a closed connection
             outcome = self.table.register(
                 registration,
-                holder=peer.connection,
+                connection=peer.connection,
                 now=self.clock.monotonic(),
                 delete_missing_topics=delete_missing,
                 preparation=preparation,
@@ -97,7 +112,7 @@ class BrokerHandlers:
             self.publish(())
             if peer.count_refusal():
                 log.warning("registration refused peer=%s reason=%s", peer.address, error)
-            # The protocol has words of its own for one of the reasons.
+            # Apache's brokers expect this text for one of the reasons.
             partial = isinstance(error, PartialFirstRegistrationError)
             return Response.error("register broker failed" if partial else str(error))
         if (outcome.superseded or outcome.overtaken) and peer.count_refusal():
@@ -106,7 +121,7 @@ class BrokerHandlers:
                 registration.broker_name,
                 registration.broker_id,
                 registration.address,
-                "a broker of a newer epoch holds this id" if outcome.superseded else "a newer one came before it",
+                "a broker of a newer epoch has this id" if outcome.superseded else "a newer registration was applied",
             )
         self.publish(outcome.events)
         order_topics = None
@@ -115,10 +130,10 @@ class BrokerHandlers:
         return encode_registration_reply(outcome, order_topics or b"")
 
     def unregister(self, request: Request, peer: Peer) -> Response:
-        goodbye = decode_goodbye(request)
-        events = self.table.unregister(goodbye.cluster, goodbye.address, goodbye.broker_name, goodbye.broker_id)
+        broker = decode_unregistration(request)
+        events = self.table.unregister(broker.cluster, broker.address, broker.broker_name, broker.broker_id)
         if not events:
-            log.debug("goodbye of an unknown broker peer=%s %s", peer.address, goodbye)
+            log.debug("unregistration of an unknown broker peer=%s %s", peer.address, broker)
         self.publish(events)
         return Response()
 
@@ -127,10 +142,10 @@ class BrokerHandlers:
         return Response()
 
     def _renew(self, key: BrokerKey, peer: Peer) -> None:
-        self.publish(self.table.renew(key, holder=peer.connection, now=self.clock.monotonic()) or ())
+        self.publish(self.table.renew(key, connection=peer.connection, now=self.clock.monotonic()) or ())
 
     def query_data_version(self, request: Request, peer: Peer) -> Response:
-        """Compare versions. It counts as a heartbeat whatever the outcome: some brokers send nothing else."""
+        """Compare topic table versions. Renews the lease in any case: some brokers send no other heartbeat."""
         key = decode_broker_key(request)
         self._renew(key, peer)
         theirs, ours = decode_data_version(request.body), self.table.version_of(key)
@@ -140,6 +155,18 @@ class BrokerHandlers:
         topic, queues = decode_topic_registration(request)
         events = self.table.register_topic(topic, queues)
         if not events:
-            log.debug("single topic changed nothing peer=%s topic=%s brokers=%s", peer.address, topic, list(queues))
+            log.debug("topic already registered peer=%s topic=%s brokers=%s", peer.address, topic, list(queues))
         self.publish(events)
         return Response()
+
+
+def _begin(steps: Generator[None, None, Response], count: int) -> Generator[None, None, Response | None]:
+    """Run some steps; return the response, or None if there are more steps."""
+    for _ in range(count):
+        try:
+            next(steps)
+        except StopIteration as end:
+            response: Response = end.value
+            return response
+        yield
+    return None

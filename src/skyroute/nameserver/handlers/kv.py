@@ -1,4 +1,4 @@
-"""Key-value config: small facts that operators leave at a name server, the order of topics among them."""
+"""The key-value config of operators, which includes the order config of topics."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from skyroute.wire.fields import required_text
 
 @dataclass(frozen=True, slots=True)
 class KvHandlers:
-    """Every change is on disk before it is answered."""
+    """Handlers of the key-value config. A change is on disk before its response is sent."""
 
     kv: KvConfig
     record: Record
@@ -30,7 +30,7 @@ class KvHandlers:
             check_order_config(value)
         before = self.kv.get(where.namespace, where.key)
         self.kv.put(where.namespace, where.key, value)
-        self._tell(KvChanged(where.namespace, where.key, before, value, peer.address))
+        self._record_change(KvChanged(where.namespace, where.key, before, value, peer.address))
         return Response()
 
     def get(self, request: Request, _peer: Peer) -> Response:
@@ -45,7 +45,7 @@ class KvHandlers:
         where = decode_kv_key(request)
         before = self.kv.get(where.namespace, where.key)
         self.kv.delete(where.namespace, where.key)
-        self._tell(KvChanged(where.namespace, where.key, before, None, peer.address))
+        self._record_change(KvChanged(where.namespace, where.key, before, None, peer.address))
         return Response()
 
     def list_namespace(self, request: Request, _peer: Peer) -> Answer:
@@ -58,6 +58,6 @@ class KvHandlers:
             return Response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]}")
         return Response(body=body)
 
-    def _tell(self, change: KvChanged) -> None:
+    def _record_change(self, change: KvChanged) -> None:
         if change.before != change.after:
             self.record([change])

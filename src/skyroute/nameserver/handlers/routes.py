@@ -1,4 +1,4 @@
-"""Where things are: routes of topics, members of clusters, lists of topics."""
+"""Requests of clients and tools: routes, cluster info, topic lists."""
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
@@ -17,7 +17,7 @@ from skyroute.nameserver.upstream import FORWARDED, Upstream
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.routing import discovery
-from skyroute.routing.table import RouteTable
+from skyroute.routing.table_view import RouteTableView
 from skyroute.routing.topology import BrokerGroup, ClusterView
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.route import (
@@ -39,7 +39,7 @@ from skyroute.wire.fields import required_name
 log = logging.getLogger(__name__)
 
 REMARK_CHARS_MAX: Final = 512
-"""How much of a peer's own text it gets to see again."""
+"""Maximum length of a client's text that is repeated in a remark."""
 
 _NOT_READY: Final = Response.error("name server not ready")
 _DISABLED: Final = Response.error("disable")
@@ -47,11 +47,11 @@ _FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for furth
 
 
 class RouteHandlers:
-    """Answers for clients."""
+    """Handlers that read the route table."""
 
     def __init__(
         self,
-        table: RouteTable,
+        table: RouteTableView,
         kv: KvConfig,
         config: NameServerConfig,
         *,
@@ -70,11 +70,11 @@ class RouteHandlers:
         """Finds the response to a route request by the request's bytes."""
         self._lists = PreparedLists(step_runner)
         self.is_warm = False
-        """Routes were restored from before a restart."""
+        """Some restored brokers are not confirmed yet."""
         self.known_before: frozenset[str] = frozenset()
-        """Topics that had a route then."""
+        """Topics with a restored route."""
         self.unconfirmed_answers = 0
-        """Routes given that name a broker which was restored and has not been heard from since."""
+        """Number of responses that name a restored broker that has not sent anything since."""
 
     # The route of a topic
 
@@ -86,21 +86,21 @@ class RouteHandlers:
         return self._look_up(query)
 
     def get_route_of_test_cluster(self, request: Request, _peer: Peer) -> Response | Awaitable[Response]:
-        """Answer for a test environment: what it does not have is looked for in the production environment."""
+        """Respond for a test environment: unknown topics are requested from the production name servers."""
         query = msgspec.structs.replace(decode_route_query(request), dialect=Dialect.LEGACY)
-        response = _not_cacheable(self._look_up(query))  # found by its bytes, it would be in the client's own dialect
+        response = _not_cacheable(self._look_up(query))  # a cached response would be in the client's own dialect
         unknown = response.code == ResponseCode.TOPIC_NOT_EXIST
         if unknown and self._upstream is not None and FORWARDED not in request.fields:
             return self._upstream.find_route(query.topic, response)
         return response
 
     def _is_waiting(self, topic: str) -> bool:
-        """Return whether a new server must not answer yet. After a warm restart it answers for topics known before."""
+        """Return whether a new server must not serve this topic yet. After a warm restart it serves restored topics."""
         return topic not in self.known_before or not self._table.serving(topic)
 
     @property
     def is_new(self) -> bool:
-        """Brokers may not have had the time to register yet."""
+        """The server started less than `waitSecondsForService` ago: brokers may not have registered yet."""
         return self._clock.monotonic() - self._started_at < self._config.wait_for_brokers_s
 
     def _look_up(self, query: RouteQuery) -> Response:
@@ -139,7 +139,7 @@ class RouteHandlers:
             self._lists.forget()
 
     def forget_all(self) -> None:
-        """Drop every answer: something changed that all of them depend on."""
+        """Drop all cached routes: a setting that all depend on changed."""
         self._prepared.forget_all()
         self.fast_path.forget()
 
@@ -198,7 +198,7 @@ class RouteHandlers:
     def get_unit_subscription_only_topics(self, _request: Request, _peer: Peer) -> Answer:
         return self._list_unit_topics("unit subscription only topics", discovery.unit_subscription_only_topics)
 
-    def _list_unit_topics(self, name: str, find: Callable[[RouteTable, Iterable[str]], Iterable[str]]) -> Answer:
+    def _list_unit_topics(self, name: str, find: Callable[[RouteTableView, Iterable[str]], Iterable[str]]) -> Answer:
         if not self._config.topic_list_enabled:
             return _DISABLED
         return self._list_topics(name, partial(find, self._table))

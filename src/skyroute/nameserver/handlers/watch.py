@@ -1,4 +1,4 @@
-"""Waiting for routes to change."""
+"""Long polling for route changes."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,18 @@ from skyroute.wire.command import Request, Response
 
 @dataclass(frozen=True, slots=True)
 class WatchHandlers:
-    """The one request that is ours: Apache's name servers answer that they do not support it."""
+    """Handles WATCH_ROUTES, an extension: Apache's name servers respond that they do not support it."""
 
     watches: Watches
     clock: Clock
     timeout_ms_max: int
-    """A connection on which nothing is said for too long is closed, so a watch has to end sooner."""
+    """Less than the idle time after which a connection is closed."""
 
     def watch(self, request: Request, peer: Peer) -> Response | DeferredResponse:
         if request.is_oneway:
-            return Response()  # nobody would hear of it
+            return Response()  # a one-way request has no response
         query = decode_watch(request)
-        request.body = b""  # the request lives as long as the watch is parked, and is not read again
+        request.body = b""  # the request lives as long as the watch waits, and is not read again
         if query.timeout_ms > self.timeout_ms_max:
             query = msgspec.structs.replace(query, timeout_ms=self.timeout_ms_max)
         return self.watches.watch(query, connection=peer.connection, now=self.clock.monotonic())

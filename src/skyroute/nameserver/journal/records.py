@@ -23,7 +23,7 @@ from skyroute.routing.events import (
     TopicsChanged,
     WritesChanged,
 )
-from skyroute.routing.held_bytes import mapping_bytes, server_bytes, text_bytes
+from skyroute.routing.memory_estimate import mapping_bytes, server_bytes, text_bytes
 
 T = TypeVar("T")
 

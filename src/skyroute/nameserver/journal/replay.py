@@ -4,18 +4,18 @@ from dataclasses import dataclass, field
 
 from skyroute.nameserver.journal.schema import Kind, Record
 from skyroute.routing.events import Cause
-from skyroute.routing.groups import Group, Member
+from skyroute.routing.group_state import GroupMember, GroupState
 from skyroute.routing.registration import DataVersion
 
 
 @dataclass(slots=True)
 class Replay:
-    """Broker groups by name. Leases and their connections are not recorded.
+    """Broker groups by name. Leases and connections are not recorded, and mean nothing here.
 
     A record that contradicts the table replaces its content: records before it may have been lost.
     """
 
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, GroupState] = field(default_factory=dict)
 
     def apply(self, record: Record) -> None:
         """Apply a record to the table."""
@@ -23,7 +23,7 @@ class Replay:
             self.groups.clear()
         if record.broker is None:
             return
-        group = self.groups.setdefault(record.broker, Group(record.broker, record.cluster or ""))
+        group = self.groups.setdefault(record.broker, GroupState(record.broker, record.cluster or ""))
         match record.kind:
             case Kind.GROUP_CHANGED:
                 self._place(group, record)
@@ -44,7 +44,7 @@ class Replay:
                 if member is not None and record.after is not None:
                     member.filter_servers = record.after.filter_servers or ()
 
-    def _place(self, group: Group, record: Record) -> None:
+    def _place(self, group: GroupState, record: Record) -> None:
         after = record.after
         if after is None:
             del self.groups[group.name]
@@ -53,13 +53,13 @@ class Replay:
             group.acting_master = bool(after.acting_master)
 
 
-def _apply_broker(group: Group, record: Record) -> None:
+def _apply_broker(group: GroupState, record: Record) -> None:
     before, after, broker_id = record.before, record.after, record.broker_id or 0
     old_id = broker_id if before is None or before.broker_id is None else before.broker_id
     known = group.members.pop(old_id, None)
     if record.kind == Kind.BROKER_LEFT:
         return
-    member = known or Member(group, broker_id, "", None, DataVersion(0, 0, 0), 0.0, 0.0, 0, knows_acting=False)
+    member = known or GroupMember(group, broker_id, "", None, DataVersion(0, 0, 0), 0.0, 0.0, 0, knows_acting=False)
     member.broker_id, member.address = broker_id, record.address or ""
     member.version = record.version or member.version
     if after is not None:
@@ -68,7 +68,7 @@ def _apply_broker(group: Group, record: Record) -> None:
     group.members[broker_id] = member
 
 
-def _apply_topics(group: Group, record: Record) -> None:
+def _apply_topics(group: GroupState, record: Record) -> None:
     group.queues |= record.added or {}
     group.queues |= {topic: after for topic, (_, after) in (record.changed or {}).items()}
     for topic in record.removed or ():

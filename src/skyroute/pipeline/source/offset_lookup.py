@@ -127,9 +127,9 @@ class OffsetLookup:
             try:
                 return max(0, await calls.max_offset(session, self._wire(queue)))
             except SkyrouteError as error:
-                unsaid = _unreachable.unsaid(queue.broker_name, SystemClock.monotonic())
-                if unsaid is not None:
-                    log.warning("end of queue unknown queue=%s cause=%s unsaid=%d", queue, error, unsaid)
+                suppressed = _unreachable.suppressed(queue.broker_name, SystemClock.monotonic())
+                if suppressed is not None:
+                    log.warning("end of queue unknown queue=%s cause=%s suppressed=%d", queue, error, suppressed)
                 return None
 
         async def look_up(session: Session) -> dict[QueueRef, int | None]:

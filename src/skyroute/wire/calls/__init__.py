@@ -1,1 +1,1 @@
-"""One file a family of calls: its requests and its replies, side by side."""
+"""Requests and responses, one file per family."""

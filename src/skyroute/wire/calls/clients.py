@@ -1,4 +1,4 @@
-"""What clients say to brokers about themselves: heartbeats, goodbyes, who is in a group, and locks on queues."""
+"""Heartbeats of clients, unregistration, members of consumer groups, and queue locks."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, StrEnum
@@ -17,24 +17,24 @@ from skyroute.wire.fields import is_name, optional_name, required_name
 from skyroute.wire.queue_maps import QueueBody, queue_members, separated, write_legacy
 
 GROUPS_MAX: Final = 10_000
-"""The most groups of each kind that one heartbeat may bring."""
+"""Maximum number of groups of each kind in one heartbeat."""
 SUBSCRIPTIONS_MAX: Final = 10_000
-"""The most topics that one group may subscribe to."""
+"""Maximum number of subscriptions of one group."""
 PART_GROUPS: Final = 100
 """Groups of a long heartbeat processed in one step; ten topics count as one group."""
 _SUBSCRIPTIONS_A_GROUP: Final = 10
 TAGS_MAX: Final = 10_000
-"""The most tags that one subscription may name."""
+"""Maximum number of tags of one subscription."""
 LOCKED_QUEUES_MAX: Final = 100_000
-"""The most queues that one request may lock."""
+"""Maximum number of queues in one lock request."""
 MEMBERS_MAX: Final = 100_000
-"""The most members that a group may be said to have."""
+"""Maximum number of members in a response."""
 
 E = TypeVar("E", bound=Enum)
 
 
 class ConsumeType(StrEnum):
-    """Who decides when messages move."""
+    """How a consumer gets messages: push or pull."""
 
     PULL = "CONSUME_ACTIVELY"
     PUSH = "CONSUME_PASSIVELY"
@@ -42,7 +42,7 @@ class ConsumeType(StrEnum):
 
 
 class MessageModel(StrEnum):
-    """Whether every member of a group gets every message, or they share them out.
+    """Broadcasting: every member gets every message. Clustering: the members share them.
 
     Examples:
         >>> consumer = Consumer("screens", model=MessageModel.BROADCASTING)
@@ -53,10 +53,10 @@ class MessageModel(StrEnum):
 
 
 class StartFrom(StrEnum):
-    """Where a group that has not read a queue before begins in it."""
+    """Where a group starts in a queue without a committed offset."""
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
-    # The next three are of old clients only, and mean the first.
+    # Only old clients send the next three; they mean the first.
     LAST_OFFSET_OR_MIN_AT_FIRST_BOOT = "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST"
     MIN_OFFSET = "CONSUME_FROM_MIN_OFFSET"
     MAX_OFFSET = "CONSUME_FROM_MAX_OFFSET"
@@ -65,19 +65,19 @@ class StartFrom(StrEnum):
 
 
 class Subscription(msgspec.Struct, frozen=True, gc=False):
-    """What a group wants of one topic."""
+    """A subscription of a group to one topic."""
 
     topic: str
     expression: str = "*"
     expression_type: str = "TAG"
     version: int = 0
-    """When it was made, in milliseconds (Go: nanoseconds): a broker keeps the newest."""
+    """Creation time in milliseconds (Go: nanoseconds); a broker uses the newest."""
     tags: tuple[str, ...] = ()
     codes: tuple[int, ...] = ()
 
 
 class ConsumerData(msgspec.Struct, frozen=True, gc=False):
-    """What a heartbeat says of one consumer group."""
+    """One consumer group of a heartbeat."""
 
     group: str
     consume_type: ConsumeType
@@ -88,19 +88,19 @@ class ConsumerData(msgspec.Struct, frozen=True, gc=False):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """A client's word that it lives, and which groups it is in."""
+    """A client's heartbeat with its groups."""
 
     client_id: str
     producer_groups: tuple[str, ...] = ()
     consumers: tuple[ConsumerData, ...] = ()
     fingerprint: int = 0
-    """What the client takes its subscriptions to be; 0 where it does not compare."""
+    """Fingerprint of the client's subscriptions; 0 if the client does not use it."""
     without_subscriptions: bool = False
-    """The broker has said that it knows them, so they are left out, and are not to be forgotten."""
+    """The subscriptions are omitted because the broker knows them; it must keep them."""
 
 
 class SubscriptionBody(msgspec.Struct):
-    """A subscription as it lies on the wire."""
+    """A subscription in JSON."""
 
     topic: str
     subString: str | None = None  # noqa: N815 - the wire's name
@@ -126,7 +126,7 @@ class SubscriptionBody(msgspec.Struct):
 
 
 def subscription_members(subscription: Subscription) -> dict[str, object]:
-    """Return what a subscription looks like on the wire."""
+    """Return a subscription as members of a JSON object."""
     return {
         "classFilterMode": False,
         "codeSet": subscription.codes,
@@ -144,7 +144,7 @@ class _ProducerBody(msgspec.Struct):
 
 class _ConsumerBody(msgspec.Struct):
     groupName: str  # noqa: N815 - the wire's name
-    # C++ sends the place of a word in its list, as Java's reader allows.
+    # C++ clients send the index of an enum value, which Java's reader accepts.
     consumeType: str | int | None = None  # noqa: N815 - the wire's name
     messageModel: str | int | None = None  # noqa: N815 - the wire's name
     consumeFromWhere: str | int | None = None  # noqa: N815 - the wire's name
@@ -198,7 +198,7 @@ def encode_heartbeat(
     fingerprint: int = 0,
     without_subscriptions: bool = False,
 ) -> Request:
-    """Say that a client lives, and which groups it is in. What is said of a group replaces all that was said before."""
+    """Encode a heartbeat. The data of a group replaces all earlier data of it."""
     members = {
         "clientID": client_id,
         "consumerDataSet": [_consumer_members(consumer) for consumer in consumers],
@@ -221,20 +221,20 @@ def _consumer_members(consumer: ConsumerData) -> dict[str, object]:
 
 
 def decode_heartbeat(request: Request) -> Heartbeat:
-    """Read a heartbeat of Java's, of Go's or of C++'s.
+    """Decode a heartbeat of a Java, Go or C++ client.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     body = read_request(request.body, _HeartbeatBody, "a heartbeat")
     return body.value(body.producerDataSet or (), body.consumerDataSet or ())
 
 
 def decode_heartbeat_parts(request: Request) -> Iterator[Heartbeat]:
-    """Read a long heartbeat as several, each of which brings at most `PART_GROUPS` groups, or a few more topics.
+    """Decode a long heartbeat as several, each with at most `PART_GROUPS` groups, or a few more topics.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     body = read_request(request.body, _HeartbeatBody, "a heartbeat")
     producers = body.producerDataSet or []
@@ -252,15 +252,15 @@ def decode_heartbeat_parts(request: Request) -> Iterator[Heartbeat]:
 
 
 def encode_heartbeat_answer(*, wants_whole: bool) -> Response:
-    """Thank for a heartbeat, and say whether the next one shall bring its subscriptions.
+    """Encode the response to a heartbeat, and whether the next one must include subscriptions.
 
-    Clients leave them out only if they have been told to compare (`useHeartbeatV2`).
+    Clients leave them out only with `useHeartbeatV2`.
     """
     return Response(fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true" if wants_whole else "false"})
 
 
 class Unregistration(msgspec.Struct, frozen=True, gc=False):
-    """A client's word that it leaves a group."""
+    """UNREGISTER_CLIENT: a client leaves a group."""
 
     client_id: str
     producer_group: str | None = None
@@ -270,7 +270,7 @@ class Unregistration(msgspec.Struct, frozen=True, gc=False):
 def encode_unregistration(
     client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
 ) -> Request:
-    """Say that a client leaves a group."""
+    """Encode the unregistration of a client."""
     fields = {"clientID": client_id}
     if producer_group is not None:
         fields["producerGroup"] = producer_group
@@ -280,10 +280,10 @@ def encode_unregistration(
 
 
 def decode_unregistration(request: Request) -> Unregistration:
-    """Read that a client leaves a group.
+    """Decode the unregistration of a client.
 
     Raises:
-        FieldError: it does not say which client, or a name is none.
+        FieldError: the client id is missing, or a name is invalid.
     """
     fields = request.fields
     return Unregistration(
@@ -294,20 +294,20 @@ def decode_unregistration(request: Request) -> Unregistration:
 
 
 def encode_member_query(group: str) -> Request:
-    """Ask for the client ids of a group's members."""
+    """Encode a request for the client ids of a consumer group."""
     return Request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": group})
 
 
 def encode_members_changed(group: str) -> Request:
-    """Tell a client that a group has other members than before. Sent one way: nobody answers."""
+    """Encode the one-way notice that the members of a consumer group changed."""
     return Request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": group})
 
 
 def decode_consumer_group(request: Request) -> str:
-    """Read which group is meant by a question for its members, or by the news that they changed.
+    """Decode the consumer group of a members request, or of a notice that they changed.
 
     Raises:
-        FieldError: none is.
+        FieldError: it is missing.
     """
     return required_name(request.fields, "consumerGroup")
 
@@ -319,27 +319,27 @@ class _MembersBody(msgspec.Struct):
 
 
 def encode_members(client_ids: Iterable[str]) -> bytes:
-    """Write the client ids of a group's members."""
+    """Encode the client ids of a consumer group."""
     return write_body({"consumerIdList": list(client_ids)})
 
 
 def decode_members(body: bytes) -> list[str]:
-    """Read the client ids of a group's members, in no order.
+    """Decode the client ids of a consumer group, in no order.
 
     Raises:
-        BodyError: they cannot be read.
+        BodyError: the body is invalid.
     """
     return read_body(body, _MembersBody, "a list of members").consumerIdList or []
 
 
 class QueueLocking(msgspec.Struct, frozen=True):
-    """Which queues a client wants for itself alone, or gives back."""
+    """Queues that a client locks or unlocks."""
 
     client_id: str
     group: str
     queues: Sequence[QueueBody]
     only_this_broker: bool = False
-    """Other brokers of the group are not to be asked."""
+    """Lock on this broker only, not on the other brokers of its group."""
 
 
 _QueueBodies = Annotated[list[QueueBody], msgspec.Meta(max_length=LOCKED_QUEUES_MAX)]
@@ -357,12 +357,12 @@ class _LockedBody(msgspec.Struct):
 
 
 def encode_lock(client_id: str, group: str, queues: Iterable[QueueRef]) -> Request:
-    """Ask for queues to be this client's alone; the answer says which are."""
+    """Encode a lock request; the response has the locked queues."""
     return Request(RequestCode.LOCK_BATCH_MQ, body=_write_lock(client_id, group, queues))
 
 
 def encode_unlock(client_id: str, group: str, queues: Iterable[QueueRef]) -> Request:
-    """Give queues back."""
+    """Encode an unlock request."""
     return Request(RequestCode.UNLOCK_BATCH_MQ, body=_write_lock(client_id, group, queues))
 
 
@@ -372,10 +372,10 @@ def _write_lock(client_id: str, group: str, queues: Iterable[QueueRef]) -> bytes
 
 
 def decode_locking(request: Request) -> QueueLocking:
-    """Read which queues a client wants, or gives back; whether they have names is for `QueueBody.value` to say.
+    """Decode a lock or unlock request; `QueueBody.value` checks the names.
 
     Raises:
-        BodyError: they cannot be read.
+        BodyError: the body is invalid.
     """
     body = read_request(request.body, _LockBody, "queues to lock")
     return QueueLocking(
@@ -387,24 +387,24 @@ def decode_locking(request: Request) -> QueueLocking:
 
 
 def locked_parts(queues: Iterable[QueueRef]) -> Iterator[str]:
-    """Write the queues that the client has locked, one part each."""
+    """Encode the locked queues, one part per queue."""
     yield '{"lockOKMQSet":['
     yield from separated(write_legacy(queue_members(queue)) for queue in queues)
     yield "]}"
 
 
 def decode_locked(body: bytes) -> frozenset[QueueRef]:
-    """Read which queues are now this client's alone.
+    """Decode the locked queues.
 
     Raises:
-        BodyError: they cannot be read.
+        BodyError: the body is invalid.
     """
     decoded = read_body(body, _LockedBody, "locked queues")
     return frozenset(queue.value() for queue in decoded.lockOKMQSet or ())
 
 
 class ClientCheck(msgspec.Struct, frozen=True):
-    """A client's question whether a broker can filter as it wants."""
+    """CHECK_CLIENT_CONFIG: can the broker evaluate this subscription?"""
 
     client_id: str
     group: str
@@ -422,7 +422,7 @@ class _ClientCheckBody(msgspec.Struct):
 def encode_client_check(
     client_id: str, group: str, subscription: Subscription, namespace: str | None = None
 ) -> Request:
-    """Ask whether a broker can filter as a subscription wants; a refusal's remark says why not."""
+    """Encode the check of a subscription; if the broker refuses, the remark says why."""
     members = {
         "clientId": client_id,
         "group": group,
@@ -433,10 +433,10 @@ def encode_client_check(
 
 
 def decode_client_check(request: Request) -> ClientCheck:
-    """Read the question whether this broker can filter as a client wants.
+    """Decode the check of a subscription.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     body = read_request(request.body, _ClientCheckBody, "a subscription to check")
     wanted = body.subscriptionData
@@ -449,7 +449,7 @@ def decode_client_check(request: Request) -> ClientCheck:
 
 
 def write_body(members: Mapping[str, object]) -> bytes:
-    """Write a body as Java does."""
+    """Encode a body as Java does."""
     return fastjson.dumps(members, Dialect.LEGACY)
 
 
@@ -460,7 +460,7 @@ def _name(field: str, text: str) -> str:
 
 
 def read_word(said: str | int | None, default: E) -> E:
-    """Return the member of a vocabulary that is meant by its spelling in any case, or by its place.
+    """Return the enum member of this name, in any case, or of this index.
 
     Raises:
         BodyError: none is.
@@ -471,4 +471,4 @@ def read_word(said: str | int | None, default: E) -> E:
     for place, word in enumerate(words):
         if said == place or (isinstance(said, str) and said.upper() == word.value):
             return word
-    raise BodyError(f"{said!r} is none of {', '.join(str(word.value) for word in words)}")
+    raise BodyError(f"{said!r} is not one of {', '.join(str(word.value) for word in words)}")

@@ -1,4 +1,4 @@
-"""What a broker tells of the clients it knows: who is in a group, and what the group wants."""
+"""Connected clients of a broker, and their subscriptions."""
 
 from collections.abc import Iterable, Iterator
 
@@ -19,10 +19,10 @@ from skyroute.wire.queue_maps import separated, write_legacy
 
 
 def decode_producer_group(request: Request) -> str:
-    """Read which producer group is meant.
+    """Decode the producer group of a request.
 
     Raises:
-        FieldError: none is.
+        FieldError: it is missing.
     """
     return required_name(request.fields, "producerGroup")
 
@@ -34,7 +34,7 @@ def consumer_connections_parts(
     model: MessageModel,
     start_from: StartFrom,
 ) -> Iterator[str]:
-    """Write the connections and subscriptions of a consumer group, one part each."""
+    """Encode the connections and subscriptions of a consumer group, one part each."""
     yield '{"connectionSet":['
     yield from separated(map(_write_connection, connections))
     yield f'],"consumeFromWhere":"{start_from}","consumeType":"{consume_type}","messageModel":"{model}",'
@@ -46,7 +46,7 @@ def consumer_connections_parts(
 
 
 def producer_connections_parts(connections: Iterable[Connection]) -> Iterator[str]:
-    """Write the connections of a producer group, one part each."""
+    """Encode the connections of a producer group, one part each."""
     yield '{"connectionSet":['
     yield from separated(map(_write_connection, connections))
     yield "]}"
@@ -69,7 +69,7 @@ class HeardProducer(
     gc=False,
     rename={"client_id": "clientId", "heard_at_ms": "lastUpdateTimestamp", "address": "remoteIP"},
 ):
-    """A producer, and when it was last heard from."""
+    """A connected producer and the time of its last heartbeat."""
 
     client_id: str
     language: str
@@ -79,7 +79,7 @@ class HeardProducer(
 
 
 def producers_parts(groups: Iterable[tuple[str, Iterable[HeardProducer]]]) -> Iterator[str]:
-    """Write all producers by group, one part each."""
+    """Encode all producers by group, one part each."""
     yield '{"data":{'
     for number, (group, producers) in enumerate(groups):
         yield f"{',' if number else ''}{write_legacy(group)}:["
@@ -89,23 +89,23 @@ def producers_parts(groups: Iterable[tuple[str, Iterable[HeardProducer]]]) -> It
 
 
 class SubscriptionQuery(msgspec.Struct, frozen=True, gc=False):
-    """A question what a group wants of a topic."""
+    """A request for a group's subscription to a topic."""
 
     group: str
     topic: str | None
 
 
 def decode_subscription_query(request: Request) -> SubscriptionQuery:
-    """Read the question what a group wants of a topic.
+    """Decode a request for a group's subscription to a topic.
 
     Raises:
-        FieldError: it names no group, or what is no name.
+        FieldError: the group or topic is missing or invalid.
     """
     return SubscriptionQuery(required_name(request.fields, "group"), optional_name(request.fields, "topic"))
 
 
 def encode_subscription(query: SubscriptionQuery, subscription: Subscription | None) -> Response:
-    """Tell what a group wants of a topic; nothing, where it does not want it."""
+    """Encode a group's subscription to a topic; empty if it has none."""
     members = {
         "group": query.group,
         "subscriptionData": None if subscription is None else subscription_members(subscription),

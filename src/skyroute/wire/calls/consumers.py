@@ -1,4 +1,4 @@
-"""What brokers and administrators ask of a running consumer: what it does, to try a message, to move, how far it is."""
+"""Requests to a running consumer: its state, direct consumption, offset reset, progress."""
 
 import re
 from collections.abc import Mapping
@@ -46,10 +46,10 @@ class HeldQueue(
         "try_unlock_times": "tryUnlockTimes",
     },
 ):
-    """What a consumer tells of a queue that it holds."""
+    """The state of one queue of a consumer."""
 
     cached_count: Int64 = 0
-    """Messages that it has and has not finished."""
+    """Fetched messages that are not consumed yet."""
     cached_max_offset: Int64 = 0
     cached_min_offset: Int64 = 0
     cached_mib: Int64 = 0
@@ -60,7 +60,7 @@ class HeldQueue(
     last_pull_ms: Int64 = 0
     locked: bool = False
     handled_count: Int64 = 0
-    """Messages of an ordered queue that a handler has just now."""
+    """Messages of an ordered queue that a handler is processing."""
     handled_max_offset: Int64 = 0
     handled_min_offset: Int64 = 0
     try_unlock_times: Int64 = 0
@@ -79,7 +79,7 @@ class ConsumePace(
         "pulled_a_second": "pullTPS",
     },
 ):
-    """How fast a consumer says it is with one topic: averages, and how many messages failed in the last hour."""
+    """A consumer's rates for one topic, and the number of failures in the last hour."""
 
     failed_an_hour: Int64 = 0
     failed_a_second: float = 0.0
@@ -90,7 +90,7 @@ class ConsumePace(
 
 
 class RunningConsumer(msgspec.Struct, frozen=True):
-    """What a running consumer tells of itself."""
+    """The state of a running consumer."""
 
     properties: Mapping[str, str] = {}
     subscriptions: tuple[Subscription, ...] = ()
@@ -98,12 +98,12 @@ class RunningConsumer(msgspec.Struct, frozen=True):
     paces: Mapping[str, ConsumePace] = {}
     """By topic."""
     notes: Mapping[str, str] = {}
-    """Whatever the application has to add."""
+    """Data added by the application."""
     stacks: str | None = None
-    """What its threads do, if that was asked for."""
+    """Its thread stacks, if requested."""
 
 
-# The properties that mqadmin shows, and fails without.
+# The properties that mqadmin shows and requires.
 PROPERTY_NAME_SERVERS: Final = "PROP_NAMESERVER_ADDR"
 PROPERTY_THREADS: Final = "PROP_THREADPOOL_CORE_SIZE"
 PROPERTY_ORDERED: Final = "PROP_CONSUMEORDERLY"
@@ -116,7 +116,7 @@ _BREAKS: Final = re.compile(rb"[\x00-\x1f]")
 
 
 class _RunningBody(msgspec.Struct):
-    # Java's properties may hold other things than text.
+    # Java's properties may have values other than text.
     properties: dict[str, Any] | None = None
     subscriptionSet: list[SubscriptionBody] | None = None  # noqa: N815 - the wire's name
     mqTable: dict[str, HeldQueue] | None = None  # noqa: N815 - the wire's name
@@ -126,7 +126,7 @@ class _RunningBody(msgspec.Struct):
 
 
 class RunningQuery(msgspec.Struct, frozen=True, gc=False):
-    """Which running consumer is to tell of itself, and whether of its threads too."""
+    """A request for a consumer's state, with or without thread stacks."""
 
     group: str
     client_id: str
@@ -134,7 +134,7 @@ class RunningQuery(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode_running_query(query: RunningQuery) -> Request:
-    """Ask a consumer, or the broker it is connected to, what it is doing."""
+    """Encode a request for a consumer's state, sent to it or to its broker."""
     fields = {
         "consumerGroup": query.group,
         "clientId": query.client_id,
@@ -144,7 +144,7 @@ def encode_running_query(query: RunningQuery) -> Request:
 
 
 def decode_running_query(request: Request) -> RunningQuery:
-    """Read which running consumer is meant.
+    """Decode a request for a consumer's state.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -156,7 +156,7 @@ def decode_running_query(request: Request) -> RunningQuery:
 
 
 def encode_running_consumer(consumer: RunningConsumer) -> bytes:
-    """Write what a consumer tells of itself."""
+    """Encode the state of a consumer."""
     subscriptions = write_legacy([subscription_members(subscription) for subscription in consumer.subscriptions])
     paces = ",".join(f"{write_legacy(topic)}:{_write_numbers(pace)}" for topic, pace in consumer.paces.items())
     stacks = f'"jstack":{write_legacy(consumer.stacks)},' if consumer.stacks is not None else ""
@@ -176,17 +176,19 @@ def _write_numbers(value: msgspec.Struct) -> str:
 
 
 def decode_running_consumer(body: bytes) -> RunningConsumer:
-    """Read what a consumer tells of itself.
+    """Decode the state of a consumer.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     if not body:
-        raise BodyError("the consumer told nothing of itself; Go's do so while one of their rates is no number")
+        raise BodyError(
+            "the consumer's response is empty (Go clients do this while one of their rates is not a number)"
+        )
     try:
         decoded = decode_with_queue_keys(body, _RunningBody)
     except BodyError:
-        # Go's clients put the line breaks of a stack into JSON as they are, and have no others.
+        # Go clients do not escape the line breaks of a stack in JSON, and write no others.
         decoded = decode_with_queue_keys(_BREAKS.sub(_escaped, body), _RunningBody)
     return RunningConsumer(
         properties={name: _property_text(value) for name, value in (decoded.properties or {}).items()},
@@ -207,7 +209,7 @@ def _property_text(value: object) -> str:
 
 
 class ConsumeResult(StrEnum):
-    """What a handler made of a message."""
+    """A handler's result."""
 
     SUCCESS = "CR_SUCCESS"
     LATER = "CR_LATER"
@@ -218,19 +220,19 @@ class ConsumeResult(StrEnum):
 
 
 class DirectConsumption(msgspec.Struct, frozen=True):
-    """A message that one consumer is to handle now, whatever its offsets say."""
+    """A message for direct consumption by one consumer, independent of offsets."""
 
     group: str
     client_id: str | None
     record: bytes
-    """The message as it lies in a log; empty on the way to the broker, which knows it by its id."""
+    """The record; empty in the request to the broker, which finds it by its id."""
     message_id: str | None = None
     topic: str | None = None
     broker_name: str | None = None
 
 
 class DirectOutcome(msgspec.Struct, frozen=True):
-    """What came of handling a message directly."""
+    """The result of direct consumption."""
 
     result: ConsumeResult
     spent_ms: int
@@ -248,7 +250,7 @@ class _DirectOutcomeBody(msgspec.Struct):
 
 
 def encode_direct_consumption(consumption: DirectConsumption) -> Request:
-    """Ask a consumer, or the broker it is connected to, to handle one message now."""
+    """Encode a request for direct consumption, sent to a consumer or to its broker."""
     optional = {
         "clientId": consumption.client_id,
         "msgId": consumption.message_id,
@@ -261,7 +263,7 @@ def encode_direct_consumption(consumption: DirectConsumption) -> Request:
 
 
 def decode_direct_consumption(request: Request) -> DirectConsumption:
-    """Read which message is to be handled now, and by whom.
+    """Decode a request for direct consumption.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -278,7 +280,7 @@ def decode_direct_consumption(request: Request) -> DirectConsumption:
 
 
 def encode_direct_outcome(outcome: DirectOutcome) -> bytes:
-    """Write what came of handling a message directly."""
+    """Encode the result of direct consumption."""
     members = {
         "autoCommit": outcome.auto_commit,
         "consumeResult": outcome.result,
@@ -290,10 +292,10 @@ def encode_direct_outcome(outcome: DirectOutcome) -> bytes:
 
 
 def decode_direct_outcome(body: bytes) -> DirectOutcome:
-    """Read what came of handling a message directly.
+    """Decode the result of direct consumption.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     decoded = read_body(body, _DirectOutcomeBody, "the outcome of a message")
     result = read_word(decoded.consumeResult, ConsumeResult.NOTHING_RETURNED)
@@ -301,7 +303,7 @@ def decode_direct_outcome(body: bytes) -> DirectOutcome:
 
 
 class OffsetReset(msgspec.Struct, frozen=True):
-    """Where a group is to go on reading a topic; queues that are not here stay as they are."""
+    """New offsets of a group for a topic; other queues are unchanged."""
 
     topic: str
     group: str
@@ -310,7 +312,7 @@ class OffsetReset(msgspec.Struct, frozen=True):
 
 
 class _QueueOffsetBody(QueueBody, kw_only=True):
-    """A queue and its new offset as they are sent where the one who asked for the reset is a C++ program."""
+    """A queue and its new offset, in the format for C++ clients."""
 
     offset: Int64
 
@@ -324,18 +326,18 @@ class _StatusBody(msgspec.Struct):
 
 
 def encode_offset_reset(topic: str, group: str, timestamp_ms: int, body: bytes) -> Request:
-    """Return a one-way request that resets a consumer's offsets; the body is made of `reset_offsets_parts`."""
-    # The last means nothing to a client, but Java logs an error where it is missing.
+    """Return a one-way request that resets a consumer's offsets; `reset_offsets_parts` makes the body."""
+    # Clients ignore the last field, but Java logs an error if it is missing.
     fields = {"topic": topic, "group": group, "timestamp": str(timestamp_ms), "isForce": "false"}
     return Request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, body=body)
 
 
 def decode_offset_reset(request: Request) -> OffsetReset:
-    """Read where a consumer is to go on reading.
+    """Decode an offset reset.
 
     Raises:
         FieldError: a field is missing or malformed.
-        BodyError: the offsets cannot be read.
+        BodyError: the offsets are invalid.
     """
     fields = request.fields
     table = decode_with_queue_keys(request.body, _ResetBody).offsetTable if request.body else None
@@ -349,16 +351,16 @@ def decode_offset_reset(request: Request) -> OffsetReset:
 
 
 class OffsetsQuery(msgspec.Struct, frozen=True, gc=False):
-    """Which consumer is to tell how far it has got with a topic."""
+    """A request for a consumer's offsets of a topic."""
 
     topic: str
     group: str
     client_address: str | None = None
-    """The one client to ask; None where all are."""
+    """Client id; None for all clients."""
 
 
 def encode_offsets_query(query: OffsetsQuery) -> Request:
-    """Ask a consumer how far it has got with a topic."""
+    """Encode a request for a consumer's offsets of a topic."""
     fields = {"topic": query.topic, "group": query.group}
     if query.client_address is not None:
         fields["clientAddr"] = query.client_address
@@ -366,7 +368,7 @@ def encode_offsets_query(query: OffsetsQuery) -> Request:
 
 
 def decode_offsets_query(request: Request) -> OffsetsQuery:
-    """Read which consumer is to tell how far it has got.
+    """Decode a request for a consumer's offsets.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -378,14 +380,14 @@ def decode_offsets_query(request: Request) -> OffsetsQuery:
 
 
 def encode_consumer_offsets(offsets: Mapping[QueueRef, int]) -> bytes:
-    """Write how far a consumer has got."""
+    """Encode a consumer's offsets."""
     return encode_queue_map("messageQueueTable", offsets)
 
 
 def decode_consumer_offsets(body: bytes) -> dict[QueueRef, int]:
-    """Read how far a consumer has got.
+    """Decode a consumer's offsets.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     return by_queue(decode_with_queue_keys(body, _StatusBody).messageQueueTable)

@@ -1,4 +1,4 @@
-"""What administrators ask about consumer groups: their settings, who is connected, and how far they have come."""
+"""Requests of operators about consumer groups: settings, connections, progress."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -34,10 +34,10 @@ class GroupConfig(
         "timeout_min": "consumeTimeoutMinute",
     },
 ):
-    """What one broker keeps of a consumer group."""
+    """The settings of a consumer group on one broker."""
 
     name: str = ""
-    """Only one that a peer sends may be empty, and it is refused as such."""
+    """May be empty in a request, which is refused."""
     enabled: bool = True
     from_min: bool = True
     broadcast: bool = True
@@ -45,20 +45,20 @@ class GroupConfig(
     retry_queues: Int32 = 1
     retry_times_max: Int32 = 16
     retry_policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "CUSTOMIZED"})
-    """How long to wait before which attempt, in Java's own form."""
+    """Retry policy, in Java's JSON."""
     broker_id: Int64 = 0
-    """Which member of a broker group to read from."""
+    """Broker id to read from."""
     broker_id_when_slow: Int64 = 1
-    """Which one to read from instead while lagging far behind."""
+    """Broker id to read from while the group lags far behind."""
     notify_members: bool = True
-    """Members are told when others come and go."""
+    """Notify members when others join or leave."""
     sys_flag: Int32 = 0
     timeout_min: Int32 = 15
     attributes: dict[str, str] = {}
 
 
 def encode_group_update(config: GroupConfig, attribute_changes: Mapping[str, str | None] | None = None) -> Request:
-    """Have a broker create a consumer group, or replace its settings; of attributes, only changes travel."""
+    """Encode a request to create a consumer group or replace its settings; of attributes, only changes are sent."""
     members = msgspec.to_builtins(config)
     members["attributes"] = {
         f"-{name}" if value is None else f"+{name}": value or "" for name, value in (attribute_changes or {}).items()
@@ -67,7 +67,7 @@ def encode_group_update(config: GroupConfig, attribute_changes: Mapping[str, str
 
 
 class GroupUpdate(msgspec.Struct, frozen=True):
-    """A group as it is to be, but for its attributes, and what is to become of those."""
+    """The new settings of a group, and the changes of its attributes."""
 
     config: GroupConfig
     attribute_changes: dict[str, str | None]
@@ -78,21 +78,21 @@ class _GroupUpdates(msgspec.Struct, rename="camel"):
 
 
 def decode_group_update(body: bytes) -> GroupUpdate:
-    """Read how a group is to be. Its name may be empty, or any other nonsense.
+    """Decode the new settings of a group. The name is not checked.
 
     Raises:
-        BodyError: it cannot be read.
-        FieldError: an attribute is neither to be set nor to be dropped.
+        BodyError: it is invalid.
+        FieldError: a change of an attribute is malformed.
     """
     return _update_of(read_request(body, GroupConfig, "a group's settings"))
 
 
 def decode_group_updates(body: bytes) -> list[GroupUpdate]:
-    """Read how many groups are to be.
+    """Decode the new settings of many groups.
 
     Raises:
-        BodyError: it cannot be read.
-        FieldError: an attribute is neither to be set nor to be dropped.
+        BodyError: it is invalid.
+        FieldError: a change of an attribute is malformed.
     """
     return [_update_of(config) for config in read_request(body, _GroupUpdates, "a list of groups").group_config_list]
 
@@ -101,25 +101,25 @@ def _update_of(config: GroupConfig) -> GroupUpdate:
     try:
         write_legacy(msgspec.to_builtins(config))
     except TypeError as error:
-        raise BodyError(f"a group's settings that could not be kept: {error}") from None
+        raise BodyError(f"not a group's settings: {error}") from None
     return GroupUpdate(msgspec.structs.replace(config, attributes={}), unsign_attributes(config.attributes))
 
 
 def encode_group_deletion(group: str, *, with_offsets: bool) -> Request:
-    """Have a broker forget a consumer group, and if so told, how far it had come."""
+    """Encode a request to delete a consumer group, optionally with its offsets."""
     fields = {"groupName": group, "cleanOffset": "true" if with_offsets else "false"}
     return Request(RequestCode.DELETE_SUBSCRIPTIONGROUP, fields)
 
 
 class GroupDeletion(msgspec.Struct, frozen=True):
-    """Which group to forget, and whether also how far it had come."""
+    """The group to delete, and whether to delete its offsets."""
 
     group: str
     with_offsets: bool
 
 
 def decode_group_deletion(request: Request) -> GroupDeletion:
-    """Read which group to forget.
+    """Decode a request to delete a group.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -128,31 +128,31 @@ def decode_group_deletion(request: Request) -> GroupDeletion:
 
 
 def encode_group_config_query(group: str) -> Request:
-    """Ask a broker for the settings of one group."""
+    """Encode a request for the settings of one group."""
     return Request(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group})
 
 
 def decode_group_config(body: bytes) -> GroupConfig:
-    """Read the settings of one group.
+    """Decode the settings of one group.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     return read_body(body, GroupConfig, "a group's settings")
 
 
 def encode_group_config(config: GroupConfig) -> Response:
-    """Tell the settings of one group."""
+    """Encode the settings of one group."""
     return Response(body=msgspec.json.encode(config))
 
 
 class GroupPage(msgspec.Struct, frozen=True):
-    """A part of a broker's consumer groups."""
+    """One page of a broker's consumer groups."""
 
     groups: dict[str, GroupConfig]
     version: Version
     total: int | None
-    """How many there are; None where this is all, from a broker that knows no pages."""
+    """Total number; None from a broker without paging, which sends all."""
 
 
 class _GroupConfigs(msgspec.Struct, rename="camel"):
@@ -161,12 +161,12 @@ class _GroupConfigs(msgspec.Struct, rename="camel"):
 
 
 def encode_group_page_query(start: int = 0, version: Version | None = None) -> Request:
-    """Ask a broker for groups from the `start`-th on. If its table has changed since `version`, it begins anew."""
+    """Encode a request for groups from index `start` on, or from 0 if the table has changed since `version`."""
     return Request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, page_fields("Group", start, version))
 
 
 def decode_group_page(response: Response) -> GroupPage:
-    """Read a part of a broker's groups.
+    """Decode one page of a broker's groups.
 
     Raises:
         BodyError, FieldError: it cannot be read.
@@ -177,7 +177,7 @@ def decode_group_page(response: Response) -> GroupPage:
 
 
 def encode_group_page(page: GroupPage, forbidden: Mapping[str, Mapping[str, int]]) -> Response:
-    """Tell a part of a broker's groups, and what they may not do with which topics."""
+    """Encode one page of a broker's groups, and the topics that they may not read."""
     body = {
         "dataVersion": page.version,
         "forbiddenTable": {group: dict(forbidden[group]) for group in page.groups if group in forbidden},
@@ -187,7 +187,7 @@ def encode_group_page(page: GroupPage, forbidden: Mapping[str, Mapping[str, int]
 
 
 def group_table_pieces(forbidden: Iterable[bytes], entries: Iterable[bytes], version: Version) -> Iterator[bytes]:
-    """Write the body of `encode_group_page` for all groups in pieces."""
+    """Encode the body of `encode_group_page` for all groups, in pieces."""
     yield b'{"dataVersion":%b,"forbiddenTable":{' % msgspec.json.encode(version)
     yield from forbidden
     yield b'},"subscriptionGroupTable":{'
@@ -196,7 +196,7 @@ def group_table_pieces(forbidden: Iterable[bytes], entries: Iterable[bytes], ver
 
 
 class ReadPermit(msgspec.Struct, frozen=True):
-    """Whether a group may read a topic; None asks."""
+    """Whether a group may read a topic; None queries it."""
 
     group: str
     topic: str
@@ -204,7 +204,7 @@ class ReadPermit(msgspec.Struct, frozen=True):
 
 
 def decode_read_permit(request: Request) -> ReadPermit:
-    """Read whether a group is to be allowed to read a topic.
+    """Decode a change or query of a group's permission to read a topic.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -215,28 +215,28 @@ def decode_read_permit(request: Request) -> ReadPermit:
 
 
 def encode_read_permit(permit: ReadPermit) -> Response:
-    """Tell whether a group may read a topic."""
+    """Encode whether a group may read a topic."""
     return Response(remark="", body=msgspec.json.encode(permit))
 
 
 class RequestMode(msgspec.Struct, frozen=True, rename={"group": "consumerGroup", "shared_queues": "popShareQueueNum"}):
-    """How members of a group that let brokers share queues out ask for messages of a topic: PULL or POP."""
+    """The request mode of a group for a topic, PULL or POP, with rebalancing by the broker."""
 
     topic: str
     group: str
     mode: str = "PULL"
     shared_queues: Int32 = 0
-    """With POP, so many more members share each queue."""
+    """With POP, the number of additional members that share each queue."""
 
 
 REQUEST_MODES: Final = ("PULL", "POP")
 
 
 def decode_request_mode(body: bytes) -> RequestMode:
-    """Read how members of a group are to ask for messages of a topic.
+    """Decode a request mode.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     mode = read_request(body, RequestMode, "a request mode")
     if not is_name(mode.topic) or not is_name(mode.group) or mode.mode not in REQUEST_MODES:
@@ -248,7 +248,7 @@ def decode_request_mode(body: bytes) -> RequestMode:
 
 
 class Connection(msgspec.Struct, frozen=True, rename={"client_id": "clientId", "address": "clientAddr"}, order=True):
-    """A client as a broker sees it."""
+    """A connected client of a broker."""
 
     client_id: str
     address: str
@@ -257,7 +257,7 @@ class Connection(msgspec.Struct, frozen=True, rename={"client_id": "clientId", "
 
     @property
     def release(self) -> str:
-        """The name of the release it is of, as Apache's tools show it."""
+        """The name of its release, as Apache's tools show it."""
         return release_name(self.version)
 
 
@@ -266,12 +266,12 @@ _HIGHER_VERSION: Final = 612
 
 
 def release_name(version: int) -> str:
-    """Return the name of a release by its place in Apache's list, as far as that is regular: from 4.0.0 on."""
+    """Return the name of a release by its index in Apache's list, which is regular from 4.0.0 on."""
     if version < _V4_0_0_SNAPSHOT:
         return "older than V4_0_0"
     if version >= _HIGHER_VERSION:
         return "HIGHER_VERSION"
-    # Every number is there with and without SNAPSHOT, from x.0.0 to x.9.9, whether it was ever released or not.
+    # The list has every number from x.0.0 to x.9.9, with and without SNAPSHOT, released or not.
     place, is_final = divmod(version - _V4_0_0_SNAPSHOT, 2)
     return f"V{4 + place // 100}_{place // 10 % 10}_{place % 10}{'' if is_final else '_SNAPSHOT'}"
 
@@ -281,7 +281,7 @@ class SubscriptionView(
     frozen=True,
     rename={"expression": "subString", "tags": "tagsSet", "expression_type": "expressionType"},
 ):
-    """What a group wants of a topic, as a broker heard it."""
+    """A group's subscription to a topic, as the broker knows it."""
 
     topic: str
     expression: str = "*"
@@ -300,7 +300,7 @@ class ConsumerConnections(
         "start_from": "consumeFromWhere",
     },
 ):
-    """Who is connected for a consumer group, and what for."""
+    """Connections and subscriptions of a consumer group."""
 
     connections: tuple[Connection, ...] = ()
     subscriptions: dict[str, SubscriptionView] = {}
@@ -314,29 +314,29 @@ class _ProducerConnections(msgspec.Struct, rename={"connections": "connectionSet
 
 
 def encode_consumer_connections_query(group: str) -> Request:
-    """Ask a broker who is connected for a consumer group."""
+    """Encode a request for the connections of a consumer group."""
     return Request(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": group})
 
 
 def decode_consumer_connections(body: bytes) -> ConsumerConnections:
-    """Read who is connected for a consumer group.
+    """Decode the connections of a consumer group.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     return read_body(body, ConsumerConnections, "a group's connections")
 
 
 def encode_producer_connections_query(group: str) -> Request:
-    """Ask a broker who is connected for a producer group."""
+    """Encode a request for the connections of a producer group."""
     return Request(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": group})
 
 
 def decode_producer_connections(body: bytes) -> tuple[Connection, ...]:
-    """Read who is connected for a producer group.
+    """Decode the connections of a producer group.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     return read_body(body, _ProducerConnections, "a group's connections").connections
 
@@ -354,30 +354,30 @@ class QueueProgress(
         "last_at_ms": "lastTimestamp",
     },
 ):
-    """How far a group has come with one queue."""
+    """Progress of a group in one queue."""
 
     broker_offset: Int64 = 0
-    """Where the next message will be."""
+    """Offset of the next message of the queue."""
     consumer_offset: Int64 = 0
-    """Where the group goes on."""
+    """Committed offset of the group."""
     pull_offset: Int64 = 0
-    """Up to where its members have been given messages."""
+    """Offset up to which its members have pulled."""
     last_at_ms: Int64 = 0
-    """When the last message it has consumed was stored; 0 if that is unknown."""
+    """Store time of the last consumed message; 0 if unknown."""
 
     @property
     def lag(self) -> int:
-        """How many messages it has not consumed yet."""
+        """Number of messages not consumed yet."""
         return self.broker_offset - self.consumer_offset
 
     @property
     def inflight(self) -> int:
-        """How many messages its members hold, but have not finished."""
-        return max(0, self.pull_offset - self.consumer_offset)  # brokers before 5.0 do not tell the first
+        """Number of messages pulled and not consumed yet."""
+        return max(0, self.pull_offset - self.consumer_offset)  # brokers before 5.0 do not send the first
 
 
 class ConsumeStats(msgspec.Struct, frozen=True):
-    """How far a group has come on one broker."""
+    """Progress of a group on one broker."""
 
     queues: dict[QueueRef, QueueProgress]
     tps: float = 0.0
@@ -389,7 +389,7 @@ class _ConsumeStats(msgspec.Struct, rename="camel"):
 
 
 def encode_consume_stats_query(group: str, topic: str | None = None) -> Request:
-    """Ask a broker how far a group has come, with all topics or with one."""
+    """Encode a request for the progress of a group in all topics, or in one."""
     fields = {"consumerGroup": group}
     if topic is not None:
         fields["topic"] = topic
@@ -397,10 +397,10 @@ def encode_consume_stats_query(group: str, topic: str | None = None) -> Request:
 
 
 def decode_consume_stats(body: bytes) -> ConsumeStats:
-    """Read how far a group has come.
+    """Decode the progress of a group.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     decoded = decode_with_queue_keys(body, _ConsumeStats)
     return ConsumeStats(by_queue(decoded.offset_table), decoded.consume_tps)
@@ -419,7 +419,7 @@ def encode_reset_order(
     queue_id: int | None = None,
     offset: int | None = None,
 ) -> Request:
-    """Have a broker move a group to a time (-1: to the end), or in one queue to an offset."""
+    """Encode an offset reset to a time (-1: the end), or in one queue to an offset."""
     fields = {
         "topic": topic,
         "group": group,
@@ -432,9 +432,9 @@ def encode_reset_order(
 
 
 def decode_reset_offsets(body: bytes) -> dict[QueueRef, int]:
-    """Read where a group was moved to.
+    """Decode the offsets after a reset.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     return by_queue(decode_with_queue_keys(body, _ResetOffsets).offset_table)

@@ -1,4 +1,4 @@
-"""Key-value config on the wire."""
+"""Requests of the key-value config."""
 
 from collections.abc import Generator, Mapping
 from typing import Final, NamedTuple
@@ -9,7 +9,7 @@ from skyroute.wire.errors import FieldError
 from skyroute.wire.fastjson import Dialect, write_text
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
-"""The namespace that says on which brokers, with how many queues, an ordered topic lives."""
+"""Namespace of order configs: brokers and queue counts of ordered topics."""
 _COUNT_CHARS_MAX: Final = 9
 
 KV_ENTRIES_A_STEP: Final = 2_000
@@ -19,14 +19,14 @@ _LEGACY: Final = Dialect.LEGACY
 
 
 class KvKey(NamedTuple):
-    """Where a value is kept."""
+    """Namespace and key of a value."""
 
     namespace: str
     key: str
 
 
 def decode_kv_key(request: Request) -> KvKey:
-    """Read which value is meant.
+    """Decode namespace and key.
 
     Raises:
         FieldError: namespace or key is missing.
@@ -54,7 +54,7 @@ def check_order_config(text: str) -> None:
 
 
 def encode_kv_table(table: Mapping[str, str]) -> Generator[None, None, bytes]:
-    """Write the values of one namespace, in steps."""
+    """Encode the values of one namespace, in steps."""
     entries = list(table.items())
     parts: list[str] = []
     for at in range(0, len(entries), KV_ENTRIES_A_STEP):

@@ -1,4 +1,4 @@
-"""A broker's part of a static topic, as registrations and routes hold it."""
+"""A broker's mapping of a static topic, in registrations and routes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from skyroute.wire.command import Int32, Int64
 
 
 class MappingBody(msgspec.Struct):
-    """A broker's part of a static topic, as it lies on the wire."""
+    """A broker's mapping of a static topic, in JSON."""
 
     bname: str
     topic: str = ""
@@ -32,7 +32,7 @@ class MappingBody(msgspec.Struct):
 
 
 def mapping_members(mapping: StaticMapping) -> dict[str, Any]:
-    """Return a part of a static topic under the wire's names."""
+    """Return a mapping as members of a JSON object."""
     return {
         "bname": mapping.broker_name,
         "currIdMap": mapping.current_ids,

@@ -1,4 +1,4 @@
-"""Where a queue begins and ends, where a group has got to in it, and when its messages came."""
+"""Offsets of queues and consumer groups, and store times."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -20,7 +20,7 @@ def _queue_fields(queue: QueueRef) -> dict[str, str]:
 
 
 def encode_offset_query(group: str, queue: QueueRef, *, zero_if_not_found: bool | None = None) -> Request:
-    """Ask where a group has got to in a queue.
+    """Encode a request for the committed offset of a group in a queue.
 
     A broker may answer 0 for a group that never read a young queue; with False it says that it found nothing.
     """
@@ -31,34 +31,34 @@ def encode_offset_query(group: str, queue: QueueRef, *, zero_if_not_found: bool 
 
 
 def encode_offset_update(group: str, queue: QueueRef, offset: int) -> Request:
-    """Say where a group has got to in a queue: the offset it will read next."""
+    """Encode the commit of an offset: the next one that the group will read."""
     fields = {"consumerGroup": group, **_queue_fields(queue), "commitOffset": str(offset)}
     return Request(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
 
 
 def encode_max_offset_query(queue: QueueRef) -> Request:
-    """Ask for the offset that a queue's next message will have."""
+    """Encode a request for the maximum offset of a queue."""
     return Request(RequestCode.GET_MAX_OFFSET, _queue_fields(queue))
 
 
 def encode_min_offset_query(queue: QueueRef) -> Request:
-    """Ask for the offset of the oldest message a queue still has."""
+    """Encode a request for the minimum offset of a queue."""
     return Request(RequestCode.GET_MIN_OFFSET, _queue_fields(queue))
 
 
 def encode_time_search(queue: QueueRef, timestamp_ms: int, *, upper: bool = False) -> Request:
-    """Ask for the offset of the first message stored at that time or later; `upper` asks for the last one up to it."""
+    """Encode a search for the first message stored at this time or later; with `upper`, the last one before."""
     fields = {**_queue_fields(queue), "timestamp": str(timestamp_ms), "boundaryType": "UPPER" if upper else "LOWER"}
     return Request(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
 
 
 def encode_earliest_time_query(queue: QueueRef) -> Request:
-    """Ask when the oldest message of a queue was stored."""
+    """Encode a request for the store time of the oldest message of a queue."""
     return Request(RequestCode.GET_EARLIEST_MSG_STORETIME, _queue_fields(queue))
 
 
 def decode_queue(request: Request) -> QueueRef:
-    """Read which queue a question is about; the broker's name is empty where the asker gives none.
+    """Decode the queue of a request; the broker name is empty if the client sends none.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -71,7 +71,7 @@ def _queue(fields: Mapping[str, str]) -> QueueRef:
 
 
 class OffsetQuery(msgspec.Struct, frozen=True, gc=False):
-    """Who asks where it has got to, and whether a young queue may be answered with 0 (None: as the broker likes)."""
+    """A request for a committed offset, and whether 0 is allowed for a young queue (None: the broker decides)."""
 
     group: str
     queue: QueueRef
@@ -79,7 +79,7 @@ class OffsetQuery(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_offset_query(request: Request) -> OffsetQuery:
-    """Read the question where a group has got to.
+    """Decode a request for a committed offset.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -90,7 +90,7 @@ def decode_offset_query(request: Request) -> OffsetQuery:
 
 
 class OffsetUpdate(msgspec.Struct, frozen=True, gc=False):
-    """Where a group has got to."""
+    """A committed offset."""
 
     group: str
     queue: QueueRef
@@ -98,7 +98,7 @@ class OffsetUpdate(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_offset_update(request: Request) -> OffsetUpdate:
-    """Read where a group has got to.
+    """Decode the commit of an offset.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -108,7 +108,7 @@ def decode_offset_update(request: Request) -> OffsetUpdate:
 
 
 class TimeSearch(msgspec.Struct, frozen=True, gc=False):
-    """A time to find the offset of: of the first message from then on, or with `upper` of the last one up to then."""
+    """A search for an offset by time: the first message from then on, or with `upper` the last one before."""
 
     queue: QueueRef
     timestamp_ms: int
@@ -116,7 +116,7 @@ class TimeSearch(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_time_search(request: Request) -> TimeSearch:
-    """Read the question for the offset at a time.
+    """Decode a search for an offset by time.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -127,7 +127,7 @@ def decode_time_search(request: Request) -> TimeSearch:
 
 
 class CorrectionQuery(msgspec.Struct, frozen=True):
-    """Whose offsets of a topic to compare with those of one group."""
+    """A comparison of one group's offsets of a topic with those of others."""
 
     topic: str
     group: str
@@ -135,7 +135,7 @@ class CorrectionQuery(msgspec.Struct, frozen=True):
 
 
 def decode_correction_query(request: Request) -> CorrectionQuery:
-    """Read the question how far behind a group the others are.
+    """Decode a comparison of offsets.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -146,14 +146,14 @@ def decode_correction_query(request: Request) -> CorrectionQuery:
 
 
 def correction_parts(offsets: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """Write an offset for each queue."""
+    """Encode an offset for each queue."""
     yield '{"correctionOffsets":{'
     yield from separated(f"{queue_id}:{offset}" for queue_id, offset in offsets)
     yield "}}"
 
 
 def decode_offset(response: Response) -> int:
-    """Read the answer that is an offset.
+    """Decode an offset.
 
     Raises:
         FieldError: it is missing or malformed.
@@ -162,12 +162,12 @@ def decode_offset(response: Response) -> int:
 
 
 def encode_offset(offset: int) -> Response:
-    """Answer with an offset."""
+    """Encode an offset."""
     return Response(fields={"offset": str(offset)})
 
 
 def decode_timestamp(response: Response) -> int:
-    """Read the answer that is a time in milliseconds; -1 is none.
+    """Decode a time in milliseconds; -1 for none.
 
     Raises:
         FieldError: it is missing or malformed.
@@ -176,5 +176,5 @@ def decode_timestamp(response: Response) -> int:
 
 
 def encode_timestamp(timestamp_ms: int) -> Response:
-    """Answer with a time in milliseconds."""
+    """Encode a time in milliseconds."""
     return Response(fields={"timestamp": str(timestamp_ms)})

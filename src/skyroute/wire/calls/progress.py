@@ -1,4 +1,4 @@
-"""What brokers tell administrators of how far groups have come, and what they are told to do about it."""
+"""Progress of consumer groups, and resets of their offsets, on the broker's side."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
@@ -15,20 +15,20 @@ from skyroute.wire.queue_maps import QueueKeys, separated, write_legacy
 
 _INT64_MAX: Final = (1 << 63) - 1
 TOPICS_ASKED_MAX: Final = 10_000
-"""About how many topics one may ask at once."""
+"""Maximum number of topics in one request."""
 
 
 class ConsumeStatsQuery(msgspec.Struct, frozen=True):
-    """Which group is asked about, and of which topics; none means all that it has come anywhere with."""
+    """A request for the progress of a group; without topics, in all topics with offsets."""
 
     group: str
     topics: tuple[str, ...]
     even_if_not_subscribed: bool
-    """The topics were given as a list: then members of the group need not want them."""
+    """The topics are a list; the group need not subscribe to them."""
 
 
 def decode_consume_stats_query(request: Request) -> ConsumeStatsQuery:
-    """Read the question how far a group has come.
+    """Decode a request for the progress of a group.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -45,7 +45,7 @@ def decode_consume_stats_query(request: Request) -> ConsumeStatsQuery:
 
 
 class TopicProgress(NamedTuple):
-    """How far a group has come with one topic on one broker."""
+    """Progress of a group in one topic on one broker."""
 
     topic: str
     broker_name: str
@@ -54,7 +54,7 @@ class TopicProgress(NamedTuple):
 
 
 def consume_stats_parts(topics: Iterable[TopicProgress]) -> Iterator[str]:
-    """Write a group's progress, one part per queue."""
+    """Encode a group's progress, one part per queue."""
     tps = 0.0
 
     def entries() -> Iterator[str]:
@@ -76,12 +76,12 @@ def _progress_entries(topic: TopicProgress) -> Iterator[str]:
 
 
 def decode_broker_progress_query(request: Request) -> bool:
-    """Read whether only ordered topics are asked about."""
+    """Decode whether only ordered topics are requested."""
     return truth(request.fields, "isOrder")
 
 
 def broker_progress_parts(address: str, groups: Iterable[tuple[str, Iterable[TopicProgress]]]) -> Iterator[str]:
-    """Write the progress of all groups of a broker, one part per queue."""
+    """Encode the progress of all groups of a broker, one part per queue."""
     lag = inflight = 0
 
     def counted(queues: Iterable[tuple[int, QueueProgress]]) -> Iterator[tuple[int, QueueProgress]]:
@@ -108,25 +108,25 @@ class QueueTimes(
     rename={"oldest_ms": "minTimeStamp", "newest_ms": "maxTimeStamp"}
     | {"consumed_ms": "consumeTimeStamp", "behind_ms": "delayTime"},
 ):
-    """When the messages of a queue were stored that matter to a group; -1 where there is none."""
+    """Store times of messages of a queue that concern a group; -1 for none."""
 
     oldest_ms: Int64
     newest_ms: Int64
     consumed_ms: Int64
-    """The last one the group has consumed."""
+    """Of the last consumed message."""
     behind_ms: Int64 = 0
-    """How long ago the next one was stored."""
+    """Age of the next message."""
 
 
 class GroupOnTopic(msgspec.Struct, frozen=True):
-    """A group and a topic that are asked about."""
+    """The group and topic of a request."""
 
     group: str
     topic: str
 
 
 def decode_time_span_query(request: Request) -> GroupOnTopic:
-    """Read whose times in which topic are asked for.
+    """Decode a request for store times.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -135,7 +135,7 @@ def decode_time_span_query(request: Request) -> GroupOnTopic:
 
 
 def time_spans_parts(topic: str, broker_name: str, queues: Iterable[tuple[int, QueueTimes]]) -> Iterator[str]:
-    """Write the store times of messages, one part per queue."""
+    """Encode the store times, one part per queue."""
     keys = QueueKeys(topic, broker_name)
     yield '{"consumeTimeSpanSet":['
     yield from separated(
@@ -148,21 +148,21 @@ def time_spans_parts(topic: str, broker_name: str, queues: Iterable[tuple[int, Q
 
 
 class ResetOrder(msgspec.Struct, frozen=True):
-    """Where a group is to be sent."""
+    """An offset reset of a group."""
 
     topic: str
     group: str
     timestamp_ms: int
-    """To the first message from then on; behind the last one where it is negative."""
+    """To the first message from this time on; if negative, to the end."""
     force: bool
-    """Also forwards; only the old way of telling members asks for it."""
+    """Also forwards; only the old kind of reset sets it."""
     queue_id: int | None
     offset: int | None
-    """To this very offset, in one queue."""
+    """To this offset, in one queue."""
 
 
 def decode_reset_order(request: Request) -> ResetOrder:
-    """Read where a group is to be sent.
+    """Decode an offset reset.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -181,7 +181,7 @@ def decode_reset_order(request: Request) -> ResetOrder:
 
 
 def reset_offsets_parts(topic: str, broker_name: str, offsets: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """Write the new offsets of a group, one part per queue."""
+    """Encode the new offsets of a group, one part per queue."""
     keys = QueueKeys(topic, broker_name)
     yield '{"offsetTable":{'
     yield from separated(f"{keys.write(queue_id)}:{offset}" for queue_id, offset in offsets)
@@ -189,17 +189,17 @@ def reset_offsets_parts(topic: str, broker_name: str, offsets: Iterable[tuple[in
 
 
 class CloneOrder(msgspec.Struct, frozen=True):
-    """Have one group go on where another does, with one topic or with all."""
+    """A copy of one group's offsets to another, for one topic or all."""
 
     source: str
     destination: str
     topic: str | None
     offline: bool
-    """Also with topics that members of the source do not want."""
+    """Also for topics that the source group does not subscribe to."""
 
 
 def decode_clone_order(request: Request) -> CloneOrder:
-    """Read which group is to go on where another does.
+    """Decode a copy of offsets.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -210,7 +210,7 @@ def decode_clone_order(request: Request) -> CloneOrder:
 
 
 def encode_clone_order(order: CloneOrder) -> Request:
-    """Have a broker let one group go on where another does."""
+    """Encode a copy of offsets."""
     fields = {
         "srcGroup": order.source,
         "destGroup": order.destination,

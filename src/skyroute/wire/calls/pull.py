@@ -1,4 +1,4 @@
-"""Asking a broker for the messages of one queue, and its answer."""
+"""Pull requests and responses."""
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -12,10 +12,10 @@ from skyroute.wire.fast_path import PreparedResponse
 from skyroute.wire.fields import is_name, optional_int, required_int, required_name
 
 PULL_BYTES_MAX: Final = 256 * 1024
-"""How many bytes Java's consumers ask for at most."""
+"""Default maximum size of a response, as in Java's consumers."""
 
 PIECE_BYTES_MIN: Final = 16 * 1024
-"""Smaller pieces of a log are rather copied together than written one by one."""
+"""Smaller pieces of a log are joined before they are written."""
 
 _COMMIT_OFFSET: Final = 1
 _SUSPEND: Final = 2
@@ -26,7 +26,7 @@ _INT64_MAX: Final = (1 << 63) - 1
 
 
 class PullQuestion(msgspec.Struct, frozen=True, gc=False):
-    """What a consumer wants of one queue."""
+    """A pull request for one queue."""
 
     group: str
     topic: str
@@ -34,11 +34,11 @@ class PullQuestion(msgspec.Struct, frozen=True, gc=False):
     offset: int
     count_max: int
     commit_offset: int | None = None
-    """Where the group has got to, to be kept by the broker; None where that is not to be touched."""
+    """Offset to commit; None for no commit."""
     suspend_ms: int = 0
-    """How long the broker may wait for a message; 0 is not at all."""
+    """Time of long polling; 0 for none."""
     expression: str | None = None
-    """Which messages; None where the broker is to go by the heartbeat."""
+    """Subscription; None to use that of the heartbeat."""
     expression_type: str = "TAG"
     subscription_version: int = 0
     bytes_max: int = PULL_BYTES_MAX
@@ -47,7 +47,7 @@ class PullQuestion(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode_pull(question: PullQuestion) -> Request:
-    """Ask for messages."""
+    """Encode a pull."""
     flag = 0
     fields = {
         "consumerGroup": question.group,
@@ -77,7 +77,7 @@ def encode_pull(question: PullQuestion) -> Request:
 
 
 class _PullFields(msgspec.Struct, gc=False):
-    """The fields of a pull, all of which are text on the wire."""
+    """The fields of a pull; on the wire all are text."""
 
     consumerGroup: str  # noqa: N815 - the wire's name
     topic: str
@@ -90,12 +90,12 @@ class _PullFields(msgspec.Struct, gc=False):
     subscription: str = ""
     subVersion: Int64 = 0  # noqa: N815 - the wire's name
     expressionType: str = ""  # noqa: N815 - the wire's name
-    maxMsgBytes: Int32 = _INT32_MAX  # noqa: N815 - the wire's name; older clients leave it to the broker
+    maxMsgBytes: Int32 = _INT32_MAX  # noqa: N815 - the wire's name; older clients do not send it
     bname: str | None = None
 
 
 def decode_pull(request: Request) -> PullQuestion:
-    """Read a question for messages.
+    """Decode a pull.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -125,7 +125,7 @@ def decode_pull(request: Request) -> PullQuestion:
 
 
 def _read_one_by_one(fields: Mapping[str, str]) -> _PullFields:
-    """Find out which field is wrong, or read what is only odd."""
+    """Decode field by field: find the wrong one, or accept unusual values."""
     flag = required_int(fields, "sysFlag")
     return _PullFields(
         required_name(fields, "consumerGroup"),
@@ -145,7 +145,7 @@ def _read_one_by_one(fields: Mapping[str, str]) -> _PullFields:
 
 
 class PullStatus(Enum):
-    """What came of a pull; the value is the answer's code."""
+    """The result of a pull; the value is the response code."""
 
     FOUND = ResponseCode.SUCCESS
     NO_NEW_MESSAGE = ResponseCode.PULL_NOT_FOUND
@@ -154,27 +154,27 @@ class PullStatus(Enum):
 
 
 PULL_CODES: Final = frozenset(int(status.value) for status in PullStatus)
-"""The codes that are answers to a pull. Any other is a refusal."""
+"""Response codes of a pull; any other code is an error."""
 
 
 class PullAnswer(msgspec.Struct, frozen=True, gc=False):
-    """What a broker says to a pull: where to go on, and the records themselves if there are any."""
+    """The response to a pull: next offset and records."""
 
     status: PullStatus
     next_offset: int
     min_offset: int
     max_offset: int
     suggested_broker_id: int = 0
-    """Which member of the group to ask next."""
+    """Broker id to pull from next."""
     offset_delta: int = 0
-    """What to add to the offsets in the records; not 0 for static topics only."""
+    """Number to add to the offsets in the records; not 0 for static topics only."""
     body: bytes = b""
     topic_sys_flag: int | None = None
     group_sys_flag: int | None = None
 
 
 def decode_pull_answer(response: Response) -> PullAnswer:
-    """Read the answer to a pull. Its code is one of `PULL_CODES`: another is the caller's to refuse.
+    """Decode the response to a pull. The caller has checked that its code is in `PULL_CODES`.
 
     Raises:
         FieldError: an offset is missing or malformed.
@@ -192,7 +192,7 @@ def decode_pull_answer(response: Response) -> PullAnswer:
 
 
 def encode_pull_answer(answer: PullAnswer, remark: str | None = None, records: Sequence[memoryview] = ()) -> Response:
-    """Answer a pull. All four numbers are always there: Java's client fails where one is missing.
+    """Encode the response to a pull. All four numbers are required: Java's client fails without.
 
     `records` are pieces of a broker's log, in place of the answer's own body.
     """

@@ -1,4 +1,4 @@
-"""Finding single messages at a broker: by key, by the producer's id, by their place in the log or in a queue."""
+"""Queries for single messages: by key, by unique id, by log position or in a queue."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -14,7 +14,7 @@ from skyroute.wire.queue_maps import write_legacy, write_queue_map
 
 FOREVER_MS: Final = (1 << 63) - 1
 UNIQUE_QUERY_MAX: Final = 32
-"""A broker gives no more messages with the same producer's id."""
+"""Maximum number of messages with the same unique id in a response."""
 
 
 def encode_key_query(
@@ -28,7 +28,7 @@ def encode_key_query(
     index_type: str | None = None,
     last_key: str | None = None,
 ) -> Request:
-    """Ask a broker for messages with a key, or with `unique` for those with a producer's id.
+    """Encode a query by key, or with `unique` by unique id.
 
     `index_type` (`K`: keys, `T`: tags) and `last_key` (go on behind it) mean something to brokers from 5.5 on only, and
     only to those that keep their index in RocksDB.
@@ -49,7 +49,7 @@ def encode_key_query(
 
 
 class KeyQuery(msgspec.Struct, frozen=True, gc=False):
-    """Which messages are looked for."""
+    """A query by key."""
 
     topic: str
     key: str
@@ -57,11 +57,11 @@ class KeyQuery(msgspec.Struct, frozen=True, gc=False):
     begin_ms: int
     end_ms: int
     unique: bool
-    """The key is a producer's id; how many are found is then the broker's to say."""
+    """The key is a unique id; the broker decides the maximum number of results."""
 
 
 def decode_key_query(request: Request) -> KeyQuery:
-    """Read which messages are looked for.
+    """Decode a query by key.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -78,7 +78,7 @@ def decode_key_query(request: Request) -> KeyQuery:
 
 
 def encode_key_matches(records: bytes, *, last_stored_at_ms: int, last_position: int) -> Response:
-    """Write what was found, which may be nothing, and how far the index has come."""
+    """Encode the found messages, which may be none, and the progress of the index."""
     fields = {
         "indexLastUpdateTimestamp": str(last_stored_at_ms),
         "indexLastUpdatePhyoffset": str(last_position),
@@ -89,12 +89,12 @@ def encode_key_matches(records: bytes, *, last_stored_at_ms: int, last_position:
 
 
 def encode_view(topic: str, log_position: int) -> Request:
-    """Ask a broker for the message at a place of its log."""
+    """Encode a query for the message at a log position."""
     return Request(RequestCode.VIEW_MESSAGE_BY_ID, {"topic": topic, "offset": str(log_position)})
 
 
 def decode_view(request: Request) -> int:
-    """Read at which place of the log a message is wanted.
+    """Decode the log position of a query.
 
     Raises:
         FieldError: it is missing or malformed.
@@ -106,18 +106,18 @@ def decode_view(request: Request) -> int:
 
 
 class UnitsQuery(msgspec.Struct, frozen=True, gc=False):
-    """Which units of a queue are wanted, and for whom."""
+    """A query for entries of a consume queue."""
 
     topic: str
     queue_id: int
     offset: int
     count: int
     group: str | None = None
-    """Its subscription is told with them."""
+    """The response includes this group's subscription."""
 
 
 class QueueUnit(msgspec.Struct, frozen=True, gc=False):
-    """What a queue knows of one message."""
+    """An entry of a consume queue."""
 
     position: int
     record_bytes: int
@@ -125,7 +125,7 @@ class QueueUnit(msgspec.Struct, frozen=True, gc=False):
 
 
 def encode_units_query(query: UnitsQuery) -> Request:
-    """Ask a broker what one of its queues knows of its messages."""
+    """Encode a query for entries of a consume queue."""
     fields = {
         "topic": query.topic,
         "queueId": str(query.queue_id),
@@ -138,7 +138,7 @@ def encode_units_query(query: UnitsQuery) -> Request:
 
 
 def decode_units_query(request: Request) -> UnitsQuery:
-    """Read which units of a queue are wanted.
+    """Decode a query for entries of a consume queue.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -161,10 +161,10 @@ def encode_units(
     group_of: UnitsQuery | None = None,
     subscription: Subscription | None = None,
 ) -> Response:
-    """Write units of a queue; with `group_of` also what that query's group wants of the topic."""
+    """Encode entries of a consume queue; with `group_of` also that group's subscription."""
     members: dict[str, object] = {}
     if group_of is not None:
-        # Java writes here what it compiled of an SQL expression, which is nothing where there is none.
+        # Java writes the compiled SQL expression here, which is empty without one.
         offline = f"{group_of.group}@{group_of.topic} is not online!"
         members["filterData"] = offline if subscription is None else "null"
     members |= {
@@ -189,6 +189,6 @@ def encode_units(
 
 
 def encode_group_offsets(offsets: Mapping[str, Mapping[QueueRef, int]]) -> Response:
-    """Write how far the members of a group have got, by client id."""
+    """Encode the offsets of a group's members, by client id."""
     members = (f"{write_legacy(client_id)}:{write_queue_map(table)}" for client_id, table in offsets.items())
     return Response(body=f'{{"consumerTable":{{{",".join(members)}}}}}'.encode("utf-8", "replace"))

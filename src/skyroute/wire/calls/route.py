@@ -1,4 +1,4 @@
-"""Asking where a topic is, and the answer, in both of its dialects."""
+"""Route requests and responses, in both JSON dialects."""
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import partial
@@ -49,7 +49,7 @@ class _QueueData(msgspec.Struct, gc=False):
     writeQueueNums: Int32 = 0  # noqa: N815 - the wire's name
     perm: Int32 = 0
     topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
-    topicSynFlag: Int32 = 0  # noqa: N815 - the same flag as name servers before 4.9 spell it
+    topicSynFlag: Int32 = 0  # noqa: N815 - spelling of name servers before 4.9
 
     def value(self) -> QueueSettings:
         flag = self.topicSysFlag or self.topicSynFlag
@@ -65,7 +65,7 @@ class _Route(msgspec.Struct):
 
 
 class RouteQuery(msgspec.Struct, frozen=True, gc=False):
-    """Which topic, how to write the answer, and the zone to keep to, if any."""
+    """Topic, dialect of the response, and optional zone of a route request."""
 
     topic: str
     dialect: Dialect
@@ -73,13 +73,13 @@ class RouteQuery(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_route_query(request: Request) -> RouteQuery:
-    """Read a question for a route.
+    """Decode a route request.
 
     Raises:
-        FieldError: it names no topic.
+        FieldError: the topic is missing.
     """
     fields = request.fields
-    # Newer peers read standard JSON; foreign ones, whose version says little, may insist on it.
+    # Newer clients read standard JSON; other languages' clients may require it, whatever their version.
     strict = request.version >= V4_9_4 or truth(fields, "acceptStandardJsonOnly")
     zone = None
     if "__ZONE_MODE" in fields and truth(fields, "__ZONE_MODE"):
@@ -91,10 +91,10 @@ def decode_route_query(request: Request) -> RouteQuery:
 
 
 def encode_route(route: TopicRoute, dialect: Dialect) -> bytes:
-    """Write a route. Every list and map is there even when empty: clients crash on a missing one."""
+    """Encode a route. Empty lists and maps are included: clients fail without."""
     write, write_map = partial(fastjson.write_text, dialect=dialect), partial(fastjson.write, dialect=dialect)
     groups = ",".join([_write_group(group, dialect) for group in route.groups])
-    # Written out by hand: a busy name server rebuilds many routes after a change, and each has a dozen of these.
+    # Formatted by hand for speed: a name server encodes many routes after a change.
     queues = ",".join(
         [
             f'{{"brokerName":{write(name)},"perm":{settings.permission},"readQueueNums":{settings.read_queues},'
@@ -121,12 +121,12 @@ def _write_group(group: BrokerGroup, dialect: Dialect) -> str:
 
 
 def encode_route_query(topic: str) -> Request:
-    """Ask for a route; our version says that standard JSON will do."""
+    """Encode a route request; the version requests standard JSON."""
     return Request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
 
 
 def decode_route(body: bytes) -> TopicRoute:
-    """Read a route in either dialect.
+    """Decode a route in either dialect.
 
     Raises:
         BodyError: it cannot be read, or a queue count is out of bounds.
@@ -146,11 +146,11 @@ def decode_route(body: bytes) -> TopicRoute:
 
 def _queues(datas: Collection[_QueueData], problem: str) -> tuple[BrokerQueues, ...]:
     queues = tuple(BrokerQueues(data.brokerName, data.value()) for data in datas)
-    for name, said in ((each.broker_name, each.settings) for each in queues):
-        if not said.is_within_bounds():
+    for name, settings in ((each.broker_name, each.settings) for each in queues):
+        if not settings.is_within_bounds():
             raise BodyError(
-                f"{problem}: broker {name[:80]!r} has {said.read_queues} read and {said.write_queues} write queues"
-                f" (expected 0 to {QUEUES_MAX})"
+                f"{problem}: broker {name[:80]!r} has {settings.read_queues} read and {settings.write_queues} write"
+                f" queues (expected 0 to {QUEUES_MAX})"
             )
     total = sum(max(each.settings.read_queues, each.settings.write_queues) for each in queues)
     if total > ROUTE_QUEUES_MAX:
@@ -159,12 +159,12 @@ def _queues(datas: Collection[_QueueData], problem: str) -> tuple[BrokerQueues, 
 
 
 def structure_dialect(request: Request) -> Dialect:
-    """Return how to write bodies other than routes: as Java always does, but for peers that say they cannot read it."""
+    """Return the dialect of bodies other than routes: Java's, except for clients that cannot read it."""
     return Dialect.STRICT if truth(request.fields, "acceptStandardJsonOnly") else Dialect.LEGACY
 
 
 def encode_cluster_view(view: ClusterView, dialect: Dialect) -> Generator[None, None, list[bytes]]:
-    """Write every group and every cluster, in steps; the body comes in pieces."""
+    """Encode all broker groups and clusters, in steps; the result is the body in pieces."""
     groups = sorted(view.groups, key=lambda group: group.name)
     pieces = [b'{"brokerAddrTable":{']
     for at in range(0, len(groups), GROUPS_A_STEP):
@@ -178,13 +178,13 @@ def encode_cluster_view(view: ClusterView, dialect: Dialect) -> Generator[None, 
 
 
 def encode_member_group(cluster: str, broker_name: str, addresses: Mapping[int, str], dialect: Dialect) -> bytes:
-    """Write the members of one group; the cluster is the asker's own word."""
+    """Encode the members of one broker group; `cluster` is that of the request."""
     group = {"brokerAddrs": addresses, "brokerName": broker_name, "cluster": cluster}
     return fastjson.dumps({"brokerMemberGroup": group}, dialect)
 
 
 def encode_topic_list(topics: Sequence[str], broker_address: str | None = None) -> Generator[None, None, list[bytes]]:
-    """Write a list of topics, and one broker that knows more, in steps; the body comes in pieces."""
+    """Encode a list of topics, and the address of one broker, in steps; the result is the body in pieces."""
     broker = "" if broker_address is None else f'"brokerAddr":{fastjson.write_text(broker_address, _LEGACY)},'
     pieces = [f'{{{broker}"topicList":['.encode("utf-8", "replace")]
     for at in range(0, len(topics), TOPICS_A_STEP):
@@ -202,10 +202,10 @@ def encode_topic_registration(topic: str, broker_name: str, settings: QueueSetti
 
 
 def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSettings]]:
-    """Read the announcement of a single topic: its name, and its queues by broker name.
+    """Decode the registration of a single topic: its name, and its queues by broker name.
 
     Raises:
-        FieldError: it names no topic.
+        FieldError: the topic is missing.
         BodyError: the body cannot be read, or a queue count is out of bounds.
     """
     topic = required_name(request.fields, "topic")
@@ -217,6 +217,6 @@ def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSet
         raise BodyError(f"not a topic's queues: {error}") from None
     for data in announced.queueDatas or ():
         if not is_name(data.brokerName):
-            raise BodyError(f"not a topic's queues: brokerName is no name: {data.brokerName[:80]!r}")
+            raise BodyError(f"not a topic's queues: brokerName is not a name: {data.brokerName[:80]!r}")
     queues = _queues(announced.queueDatas or (), "not a topic's queues")
     return topic, {each.broker_name: each.settings for each in queues}

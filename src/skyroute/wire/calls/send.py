@@ -1,4 +1,4 @@
-"""Sending messages, and replies: requests and their answers."""
+"""Send requests and responses, and replies of request-reply."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -15,9 +15,9 @@ from skyroute.wire.fast_path import PreparedRequest, PreparedResponse, request_h
 from skyroute.wire.fields import optional_int, required_int, required_int32, required_text, truth
 
 STARTS_MAX: Final = 4_096
-"""Queues for which the start of a send is remembered."""
+"""Maximum number of queues whose send header is cached."""
 _CHANGING: Final = "fghi"
-"""The fields of a send that differ from message to message."""
+"""The fields of a send that differ between messages."""
 
 _encode_json = msgspec.json.Encoder().encode
 
@@ -29,7 +29,7 @@ SENT_CODES: Final = frozenset(
         ResponseCode.FLUSH_SLAVE_TIMEOUT,
     }
 )
-"""Answers to a send that say where the message is: it is stored, if perhaps less safely than wanted."""
+"""Response codes of a stored message; some mean that flush or replication did not complete."""
 
 
 def encode_send(
@@ -47,7 +47,7 @@ def encode_send(
     max_reconsume_times: int | None = None,
     default_topic_queues: int = 4,
 ) -> Request:
-    """Write a send in its short form, which every broker since 4.0 reads."""
+    """Encode a send in its short form, which brokers since 4.0 read."""
     fields = {
         "a": producer_group,
         "b": queue.topic,
@@ -73,7 +73,7 @@ def encode_send(
 
 
 @lru_cache(maxsize=STARTS_MAX)
-def _start_of_send(  # names of arguments would cost the cache more than all else
+def _start_of_send(  # keyword arguments would make the cache slower
     group: str,
     topic: str,
     broker_name: str,
@@ -109,7 +109,7 @@ def write_send(
     reply: bool = False,
     default_topic_queues: int = 4,
 ) -> PreparedRequest:
-    """Say what `encode_send` says, at a third of the cost; but nobody can sign it any more.
+    """Encode like `encode_send`, at a third of the cost. The result cannot be signed.
 
     What is the same in all sends to a queue is written once and remembered.
     """
@@ -125,7 +125,7 @@ _SHORT_NAMES: Final = {
     **{"sysFlag": "f", "bornTimestamp": "g", "flag": "h", "properties": "i", "reconsumeTimes": "j", "unitMode": "k"},
     **{"maxReconsumeTimes": "l", "batch": "m"},
 }
-"""What the long form of a send calls its fields, and the short one."""
+"""Names of the fields in the long and the short form of a send."""
 _REQUIRED: Final = tuple(name for name, short in _SHORT_NAMES.items() if short <= "h")
 
 
@@ -138,14 +138,14 @@ class Sending(
         **{"unit_mode": "k", "max_reconsume_times": "l", "is_batch": "m"},
     },
 ):
-    """A message, or a batch of them, as a broker is asked to take it."""
+    """A send: a message or a batch."""
 
     producer_group: str
     topic: str
     default_topic: str
     default_topic_queues: Int32
     queue_id: Int32
-    """Negative where the broker is to choose."""
+    """Negative: the broker chooses."""
     sys_flag: Int32
     born_at_ms: Int64
     flag: Int32
@@ -157,9 +157,9 @@ class Sending(
 
 
 class SendRequest(Request, kw_only=True, gc=False):
-    """The commonest request of all, a send in its short form, with its fields as the handler wants them."""
+    """A send in its short form, decoded directly to the fields of the handler."""
 
-    fields: Sending = msgspec.field(name="extFields")  # type: ignore[assignment]  # nobody else looks at them
+    fields: Sending = msgspec.field(name="extFields")  # type: ignore[assignment]  # only the send handler reads them
 
 
 _decode_send_request: Final = msgspec.json.Decoder(SendRequest, strict=False).decode
@@ -181,7 +181,7 @@ _SHORT_CODES: Final = frozenset(
 
 
 def decode_send(request: Request) -> Sending:
-    """Read a send in either form. The topic's name may be empty, or any other nonsense.
+    """Decode a send in either form. The topic's name is not checked.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -192,7 +192,7 @@ def decode_send(request: Request) -> Sending:
     if request.code not in _SHORT_CODES:
         fields = {_SHORT_NAMES[name]: value for name, value in fields.items() if name in _SHORT_NAMES}
     try:
-        # Every field is text, of which numbers are made in one go. What is odd is looked at again, one by one.
+        # Every field is text; convert all numbers at once, and field by field only if that fails.
         sending: Sending = msgspec.convert(fields, Sending, strict=False)
     except msgspec.ValidationError:
         sending = _read_one_by_one(fields)
@@ -202,32 +202,32 @@ def decode_send(request: Request) -> Sending:
 
 
 def _read_one_by_one(fields: Mapping[str, str]) -> Sending:
-    said = {name: fields[short] for name, short in _SHORT_NAMES.items() if short in fields}
+    named = {name: fields[short] for name, short in _SHORT_NAMES.items() if short in fields}
     for name in _REQUIRED:
-        if name not in said:
+        if name not in named:
             raise FieldError(f"{name} is required")
     return Sending(
-        said["producerGroup"],
-        said["topic"],
-        said["defaultTopic"],
-        required_int32(said, "defaultTopicQueueNums"),
-        required_int32(said, "queueId"),
-        required_int32(said, "sysFlag"),
-        required_int(said, "bornTimestamp"),
-        required_int32(said, "flag"),
-        said.get("properties", ""),
-        optional_int(said, "reconsumeTimes", 0),
-        optional_int(said, "maxReconsumeTimes", 0) if said.get("maxReconsumeTimes") else None,
-        truth(said, "batch"),
-        truth(said, "unitMode"),
+        named["producerGroup"],
+        named["topic"],
+        named["defaultTopic"],
+        required_int32(named, "defaultTopicQueueNums"),
+        required_int32(named, "queueId"),
+        required_int32(named, "sysFlag"),
+        required_int(named, "bornTimestamp"),
+        required_int32(named, "flag"),
+        named.get("properties", ""),
+        optional_int(named, "reconsumeTimes", 0),
+        optional_int(named, "maxReconsumeTimes", 0) if named.get("maxReconsumeTimes") else None,
+        truth(named, "batch"),
+        truth(named, "unitMode"),
     )
 
 
 class SendReceipt(msgspec.Struct, frozen=True, gc=False):
-    """What a broker says of a message it has taken."""
+    """The response to a send."""
 
     offset_id: str
-    """Of a batch, the ids of all its messages with commas between them."""
+    """For a batch, the ids of all messages, separated by commas."""
     queue_id: int
     queue_offset: int
     transaction_id: str | None = None
@@ -239,12 +239,12 @@ class SendReceipt(msgspec.Struct, frozen=True, gc=False):
 
 
 def region_fields(region: str, *, trace_on: bool) -> dict[str, str]:
-    """Return what every answer to a send says, be it taken or refused."""
+    """Return the fields of every response to a send, also of an error."""
     return {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
 
 
 def encode_send_receipt(receipt: SendReceipt, code: int = ResponseCode.SUCCESS) -> Response:
-    """Say that a message was taken, and with one of the other `SENT_CODES`, what is missing."""
+    """Encode the response to a stored message; the code says whether flush and replication completed."""
     fields = {
         "msgId": receipt.offset_id,
         "queueId": str(receipt.queue_id),
@@ -261,9 +261,9 @@ def encode_send_receipt(receipt: SendReceipt, code: int = ResponseCode.SUCCESS) 
 
 
 class ReceiptForm:
-    """Says what `encode_send_receipt` says of a single message that was taken, at a third of the cost.
+    """Encodes like `encode_send_receipt` for a single stored message, at a third of the cost.
 
-    What is the same in all answers of a broker is written once. For requests in JSON only.
+    The part that is the same in all responses is encoded once. For requests in JSON only.
     """
 
     def __init__(self, raw_store_host: bytes, region: str, *, trace_on: bool) -> None:
@@ -275,15 +275,15 @@ class ReceiptForm:
         )
 
     def fill(self, log_position: int, queue_id: int, queue_offset: int, transaction_id: bytes) -> Response:
-        """Answer a send; the id, the sender's own, consists of ASCII letters and digits."""
+        """Encode the response to a send; the unique id has ASCII letters and digits only."""
         return PreparedResponse(header=self._form % (log_position, queue_id, queue_offset, transaction_id))
 
 
 def decode_send_receipt(response: Response) -> SendReceipt:
-    """Read the answer to a send, for one of `SENT_CODES`.
+    """Decode the response to a send, for one of `SENT_CODES`.
 
     Raises:
-        FieldError: it does not say where the message is.
+        FieldError: the offset or id is missing.
     """
     fields = response.fields or {}
     return SendReceipt(
@@ -298,7 +298,7 @@ def decode_send_receipt(response: Response) -> SendReceipt:
 
 
 class PushedReply(msgspec.Struct, frozen=True, gc=False):
-    """The reply to one of our requests, as the broker passes it on."""
+    """A reply message that the broker forwards."""
 
     topic: str
     properties: str
@@ -313,10 +313,10 @@ class PushedReply(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_pushed_reply(request: Request) -> PushedReply:
-    """Read a reply that a broker passes on.
+    """Decode a forwarded reply message.
 
     Raises:
-        FieldError: something is missing.
+        FieldError: a field is missing.
     """
     fields = request.fields
     return PushedReply(
@@ -336,7 +336,7 @@ def decode_pushed_reply(request: Request) -> PushedReply:
 def encode_pushed_reply(
     sending: Sending, body: bytes, properties: str, *, stored_at_ms: int, born_host: str, store_host: str
 ) -> Request:
-    """Pass a reply on to the one who asked; it travels as it was sent, but for its properties."""
+    """Encode a forwarded reply message; only its properties differ from those sent."""
     fields = {
         "producerGroup": sending.producer_group,
         "topic": sending.topic,

@@ -1,4 +1,4 @@
-"""Messages to be dealt with anew: a consumer sends one back, a producer recalls one."""
+"""Send-back of consumers, and recall of delayed messages."""
 
 import base64
 import binascii
@@ -25,7 +25,7 @@ def encode_send_back(
     max_reconsume_times: int,
     broker_name: str,
 ) -> Request:
-    """Ask the broker that delivered a message to deliver it again: after a while, or, at level -1, to dead letters."""
+    """Encode a send-back: deliver the message again after a delay, or at level -1 to the dead-letter queue."""
     fields = {
         "group": group,
         "offset": str(log_position),
@@ -40,18 +40,18 @@ def encode_send_back(
 
 
 class SendBack(msgspec.Struct, frozen=True, gc=False):
-    """A consumer's wish to be given a message again."""
+    """A consumer's send-back of a message."""
 
     group: str
     log_position: int
     delay_level: int
-    """0 leaves it to the broker; below 0 the message goes to dead letters."""
+    """0: the broker chooses; below 0: to the dead-letter queue."""
     max_reconsume_times: int | None
     unit_mode: bool
 
 
 def decode_send_back(request: Request) -> SendBack:
-    """Read which message a consumer sends back.
+    """Decode a send-back.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -67,14 +67,14 @@ def decode_send_back(request: Request) -> SendBack:
 
 
 def encode_recall(producer_group: str, topic: str, recall_handle: str) -> Request:
-    """Ask for a message that waits for its time never to be delivered."""
+    """Encode the recall of a delayed message."""
     return Request(
         RequestCode.RECALL_MESSAGE, {"producerGroup": producer_group, "topic": topic, "recallHandle": recall_handle}
     )
 
 
 class Recall(msgspec.Struct, frozen=True, gc=False):
-    """A producer's wish that a message which waits is never delivered."""
+    """A producer's recall of a delayed message."""
 
     producer_group: str
     topic: str
@@ -82,7 +82,7 @@ class Recall(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_recall(request: Request) -> Recall:
-    """Read which message a producer recalls.
+    """Decode a recall.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -94,26 +94,26 @@ def decode_recall(request: Request) -> Recall:
 
 
 class RecallHandle(msgspec.Struct, frozen=True, gc=False):
-    """What a producer needs to know to recall a message; for the producer itself it is mere text."""
+    """The fields of a recall handle, which is opaque text to a producer."""
 
     topic: str
     broker_name: str
     due_ms: int
-    """Any time at which the message and the mark that withdraws it come to lie in the same slot."""
+    """A time in the timer wheel slot of the message; the delete mark gets the same slot."""
     unique_id: str
 
 
 def encode_recall_handle(handle: RecallHandle) -> str:
-    """Write a handle as the producer is given it."""
+    """Encode a recall handle."""
     parts = (_HANDLE_VERSION, handle.topic, handle.broker_name, str(handle.due_ms), handle.unique_id)
     return base64.urlsafe_b64encode(" ".join(parts).encode()).decode()
 
 
 def decode_recall_handle(text: str) -> RecallHandle:
-    """Read a handle that a producer gives back.
+    """Decode a recall handle.
 
     Raises:
-        FieldError: it is none.
+        FieldError: it is invalid.
     """
     try:
         parts = base64.b64decode(text.encode(), b"-_", validate=True).decode().split(" ")

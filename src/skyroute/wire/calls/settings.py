@@ -1,4 +1,4 @@
-"""Settings of brokers and name servers, key-value config as its users see it, and what a broker says of its state."""
+"""Requests of operators: settings, key-value config, runtime state and statistics."""
 
 import re
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from skyroute.wire.errors import FieldError
 from skyroute.wire.fields import required_name
 from skyroute.wire.queue_maps import write_legacy
 
-# Java's reader ends a name at the first of `=`, `:` and blank, and drops the blanks before a value.
+# Java's reader ends a key at the first `=`, `:` or blank, and drops blanks before a value.
 _SPECIAL_IN_NAME: Final = re.compile(r"[\\=:#! ]|[^ -~]")
 _SPECIAL_IN_VALUE: Final = re.compile(r"\\|[^ -~]|^ ")
 
 
 def encode_settings(settings: Mapping[str, str]) -> bytes:
-    """Write settings so that Java's reader of properties reads them back as they are."""
+    """Encode settings as Java properties."""
     lines = (
         f"{_SPECIAL_IN_NAME.sub(_escape, name)}={_SPECIAL_IN_VALUE.sub(_escape, value)}\n"
         for name, value in settings.items()
@@ -36,33 +36,33 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def decode_settings(body: bytes) -> dict[str, str]:
-    """Read settings as servers write them, which is without any escapes: a value may hold anything but a line's end."""
+    """Decode settings as servers write them: without escapes, one per line."""
     lines = (line.partition("=") for line in body.decode("utf-8", "replace").split("\n") if line.strip())
     return {name: value for name, _, value in sorted(lines)}
 
 
 def encode_broker_settings_query() -> Request:
-    """Ask a broker for its settings."""
+    """Encode a request for a broker's settings."""
     return Request(RequestCode.GET_BROKER_CONFIG)
 
 
 def encode_broker_settings_update(settings: Mapping[str, str]) -> Request:
-    """Change settings of a broker while it runs."""
+    """Encode an update of a broker's settings."""
     return Request(RequestCode.UPDATE_BROKER_CONFIG, body=encode_settings(settings))
 
 
 def encode_settings_answer(text: str, version: DataVersion) -> Response:
-    """Write a broker's settings, which are lines of text already, and their edition."""
+    """Encode a broker's settings, which are lines of text, and their version."""
     return Response(fields={"version": write_legacy(version_members(version))}, body=text.encode("utf-8", "replace"))
 
 
 def encode_name_server_settings_query() -> Request:
-    """Ask a name server for its settings."""
+    """Encode a request for a name server's settings."""
     return Request(RequestCode.GET_NAMESRV_CONFIG)
 
 
 def encode_name_server_settings_update(settings: Mapping[str, str]) -> Request:
-    """Change settings of a name server while it runs."""
+    """Encode an update of a name server's settings."""
     return Request(RequestCode.UPDATE_NAMESRV_CONFIG, body=encode_settings(settings))
 
 
@@ -70,29 +70,29 @@ def encode_name_server_settings_update(settings: Mapping[str, str]) -> Request:
 
 
 def encode_kv_put(namespace: str, key: str, value: str) -> Request:
-    """Have a name server keep a value."""
+    """Encode a change of a value of the key-value config."""
     return Request(RequestCode.PUT_KV_CONFIG, {"namespace": namespace, "key": key, "value": value})
 
 
 def encode_kv_query(namespace: str, key: str) -> Request:
-    """Ask a name server for a value."""
+    """Encode a request for a value of the key-value config."""
     return Request(RequestCode.GET_KV_CONFIG, {"namespace": namespace, "key": key})
 
 
 def decode_kv_value(response: Response) -> str:
-    """Read a value.
+    """Decode a value of the key-value config.
 
     Raises:
-        FieldError: there is none.
+        FieldError: it is missing.
     """
     value = (response.fields or {}).get("value")
-    if value is None:  # it may well be empty
+    if value is None:  # an empty value is valid
         raise FieldError("value is required")
     return value
 
 
 def encode_kv_deletion(namespace: str, key: str) -> Request:
-    """Have a name server forget a value."""
+    """Encode a deletion from the key-value config."""
     return Request(RequestCode.DELETE_KV_CONFIG, {"namespace": namespace, "key": key})
 
 
@@ -104,41 +104,41 @@ class _Table(msgspec.Struct):
 
 
 def encode_broker_state_query() -> Request:
-    """Ask a broker how it is."""
+    """Encode a request for a broker's runtime state."""
     return Request(RequestCode.GET_BROKER_RUNTIME_INFO)
 
 
 def decode_broker_state(body: bytes) -> dict[str, str]:
-    """Read how a broker is: names and texts, sorted.
+    """Decode a broker's runtime state: names and texts, sorted.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     return dict(sorted(read_body(body, _Table, "a broker's state").table.items()))
 
 
 def encode_broker_state(state: Mapping[str, str]) -> Response:
-    """Write how a broker is."""
+    """Encode a broker's runtime state."""
     return Response(body=fastjson.dumps({"table": dict(state)}, fastjson.Dialect.LEGACY))
 
 
 def encode_expired_log_deletion() -> Request:
-    """Have a broker drop the part of its log that is too old, whatever the hour."""
+    """Encode a request to delete expired commit log files now."""
     return Request(RequestCode.DELETE_EXPIRED_COMMITLOG)
 
 
 def encode_expired_queues_cleaning() -> Request:
-    """Have a broker drop the files of queues whose messages are gone."""
+    """Encode a request to delete expired consume queue files."""
     return Request(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
 
 
 def encode_unused_topics_cleaning() -> Request:
-    """Have a broker drop the queues of topics that it no longer has."""
+    """Encode a request to delete consume queues of deleted topics."""
     return Request(RequestCode.CLEAN_UNUSED_TOPIC)
 
 
 class StatsSpan(msgspec.Struct, frozen=True, rename={"average": "avgpt"}):
-    """A count over a span of time."""
+    """A statistic over a time span."""
 
     sum: Int64 = 0
     tps: float = 0.0
@@ -148,7 +148,7 @@ class StatsSpan(msgspec.Struct, frozen=True, rename={"average": "avgpt"}):
 class BrokerStats(
     msgspec.Struct, frozen=True, rename={"minute": "statsMinute", "hour": "statsHour", "day": "statsDay"}
 ):
-    """How often something happened on one broker."""
+    """Statistics of one kind and key on one broker."""
 
     minute: StatsSpan = StatsSpan()
     hour: StatsSpan = StatsSpan()
@@ -156,33 +156,33 @@ class BrokerStats(
 
     @property
     def sum_of_day(self) -> int:
-        """The count of 24 hours; of a broker that has not run so long, of the longest span it knows."""
+        """The count of 24 hours, or of the longest known time span of a younger broker."""
         return self.day.sum or self.hour.sum or self.minute.sum
 
 
 def encode_broker_stats_query(name: str, key: str) -> Request:
-    """Ask a broker how often something happened."""
+    """Encode a request for statistics."""
     return Request(RequestCode.VIEW_BROKER_STATS_DATA, {"statsName": name, "statsKey": key})
 
 
 def decode_broker_stats(body: bytes) -> BrokerStats:
-    """Read how often something happened.
+    """Decode statistics.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     return read_body(body, BrokerStats, "a broker's counts")
 
 
 class StatsQuery(msgspec.Struct, frozen=True, gc=False):
-    """Which count is asked for, in the words of Apache's tools."""
+    """Kind and key of statistics, with the names of Apache's tools."""
 
     name: str
     key: str
 
 
 def decode_broker_stats_query(request: Request) -> StatsQuery:
-    """Read which count is asked for.
+    """Decode a request for statistics.
 
     Raises:
         FieldError: a field is missing.
@@ -191,5 +191,5 @@ def decode_broker_stats_query(request: Request) -> StatsQuery:
 
 
 def encode_broker_stats(stats: BrokerStats) -> Response:
-    """Write how often something happened."""
+    """Encode statistics."""
     return Response(body=msgspec.json.encode(stats))

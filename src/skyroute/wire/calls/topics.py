@@ -1,4 +1,4 @@
-"""What administrators ask about topics and clusters: who is there, what is set, and how full the queues are."""
+"""Requests of operators about clusters and topics: settings, offsets, consumer groups."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
@@ -18,16 +18,16 @@ from skyroute.wire.fields import optional_int, required_int32, truth
 from skyroute.wire.queue_maps import QueueKeys, by_queue, decode_with_queue_keys, separated, write_legacy
 
 PAGE_MAX: Final = 2000
-"""How many topics or groups a broker tells at once; it gives no more, whatever is asked for."""
+"""Maximum number of topics or groups in one page."""
 
 T = TypeVar("T")
 
 
 def read_body(body: bytes, kind: type[T], what: str) -> T:
-    """Read an answer's body.
+    """Decode the body of a response.
 
     Raises:
-        BodyError: it is no such thing.
+        BodyError: it is invalid.
     """
     try:
         decoded: T = fastjson.decode(body, kind)
@@ -44,7 +44,7 @@ LENIENT_BYTES_MAX: Final = 16 * 1024
 
 
 def read_request(body: bytes, kind: type[T], what: str) -> T:
-    """Read the body of a request to a broker.
+    """Decode the body of a request.
 
     Raises:
         BodyError: the body is invalid or too long.
@@ -72,7 +72,7 @@ class _BrokerData(msgspec.Struct, rename="camel"):
 class _ClusterInfo(msgspec.Struct, rename="camel"):
     broker_addr_table: dict[str, _BrokerData] = {}
     cluster_addr_table: dict[str, list[str | None]] = {}
-    """Apache's keeps what a broker without a name registered."""
+    """Null if a broker registered without a name at Apache's name server."""
 
 
 class _TopicList(msgspec.Struct, rename="camel"):
@@ -80,15 +80,15 @@ class _TopicList(msgspec.Struct, rename="camel"):
 
 
 def encode_cluster_query() -> Request:
-    """Ask a name server for every cluster and broker."""
+    """Encode a request for all clusters and brokers."""
     return Request(RequestCode.GET_BROKER_CLUSTER_INFO)
 
 
 def decode_cluster_view(body: bytes) -> ClusterView:
-    """Read every cluster and broker, sorted by name.
+    """Decode all clusters and brokers, sorted by name.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     info = read_body(body, _ClusterInfo, "a list of clusters")
     return ClusterView(
@@ -106,21 +106,21 @@ def decode_cluster_view(body: bytes) -> ClusterView:
 
 
 def encode_topic_list_query() -> Request:
-    """Ask a name server for every topic."""
+    """Encode a request for all topics."""
     return Request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
 
 
 def decode_topic_list(body: bytes) -> list[str]:
-    """Read a list of topics.
+    """Decode a list of topics.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     return read_body(body, _TopicList, "a list of topics").topic_list if body else []
 
 
 def encode_name_server_topic_deletion(topic: str, cluster: str | None = None) -> Request:
-    """Have a name server forget a topic, everywhere or in one cluster."""
+    """Encode the deletion of a topic at a name server, everywhere or in one cluster."""
     fields = {"topic": topic}
     if cluster is not None:
         fields["clusterName"] = cluster
@@ -128,16 +128,16 @@ def encode_name_server_topic_deletion(topic: str, cluster: str | None = None) ->
 
 
 def encode_write_permission(broker_name: str, *, allowed: bool) -> Request:
-    """Have a name server take a broker's topics for writable, or for readable only."""
+    """Encode a request to forbid or restore writes to a broker's topics at a name server."""
     code = RequestCode.ADD_WRITE_PERM_OF_BROKER if allowed else RequestCode.WIPE_WRITE_PERM_OF_BROKER
     return Request(code, {"brokerName": broker_name})
 
 
 def decode_write_permission(response: Response) -> int:
-    """Read how many topics were touched.
+    """Decode the number of topics affected.
 
     Raises:
-        FieldError: it is no number.
+        FieldError: it is not a number.
     """
     fields = response.fields or {}
     return optional_int(fields, "wipeTopicCount" if "wipeTopicCount" in fields else "addTopicCount", 0)
@@ -159,7 +159,7 @@ class TopicConfig(
         "ordered": "order",
     },
 ):
-    """What one broker keeps of a topic."""
+    """The settings of a topic on one broker."""
 
     name: str
     read_queues: Int32 = 16
@@ -172,29 +172,29 @@ class TopicConfig(
 
 
 def write_attribute_changes(changes: Mapping[str, str | None]) -> str:
-    """Write which attributes to set, and, with None, which to drop."""
+    """Encode changes of attributes; None deletes one."""
     return ",".join(f"-{name}" if value is None else f"+{name}={value}" for name, value in changes.items())
 
 
 def read_attribute_changes(text: str) -> dict[str, str | None]:
-    """Read which attributes to set, and which to drop: `+name=value,-name`.
+    """Decode changes of attributes: `+name=value,-name`.
 
     Raises:
-        FieldError: it is no such text, or names an attribute twice.
+        FieldError: it is malformed, or names an attribute twice.
     """
     changes: dict[str, str | None] = {}
     for piece in filter(None, map(str.strip, text.split(","))):
         name, sign, value = piece[1:].partition("=")
         if not name or piece[0] not in "+-" or bool(sign) != (piece[0] == "+"):
-            raise FieldError(f"attributes: {piece!r} is neither +name=value nor -name")
+            raise FieldError(f"attributes: {piece!r} is invalid (expected +name=value or -name)")
         if name in changes:
-            raise FieldError(f"attributes: {name} is there twice")
+            raise FieldError(f"attributes: {name} occurs twice")
         changes[name] = value if sign else None
     return changes
 
 
 def encode_topic_update(config: TopicConfig, attribute_changes: Mapping[str, str | None] | None = None) -> Request:
-    """Have a broker create a topic, or change one; of `config`, the attributes do not travel: changes of them do."""
+    """Encode a request to create or change a topic; the changes of attributes are sent, not those of `config`."""
     return Request(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         {
@@ -212,7 +212,7 @@ def encode_topic_update(config: TopicConfig, attribute_changes: Mapping[str, str
 
 
 class TopicUpdate(msgspec.Struct, frozen=True):
-    """A topic as it is to be, but for its attributes, and what is to become of those."""
+    """The new settings of a topic, and the changes of its attributes."""
 
     config: TopicConfig
     attribute_changes: dict[str, str | None]
@@ -222,7 +222,7 @@ FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
 
 
 def decode_topic_update(request: Request) -> TopicUpdate:
-    """Read how a topic is to be. Its name may be empty, or any other nonsense.
+    """Decode the new settings of a topic. The name is not checked.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -248,11 +248,11 @@ class _TopicUpdates(msgspec.Struct, rename="camel"):
 
 
 def decode_topic_updates(body: bytes) -> list[TopicUpdate]:
-    """Read how many topics are to be.
+    """Decode the new settings of many topics.
 
     Raises:
-        BodyError: it cannot be read.
-        FieldError: an attribute is neither to be set nor to be dropped.
+        BodyError: it is invalid.
+        FieldError: a change of an attribute is malformed.
     """
     return [
         TopicUpdate(msgspec.structs.replace(config, attributes={}), unsign_attributes(config.attributes))
@@ -261,10 +261,10 @@ def decode_topic_updates(body: bytes) -> list[TopicUpdate]:
 
 
 def unsign_attributes(signed: Mapping[str, str]) -> dict[str, str | None]:
-    """Return which attributes to set and which to drop, of a table in which a sign before the name says so.
+    """Return changes of attributes from a table with `+` or `-` before each name.
 
     Raises:
-        FieldError: a name has no sign, or is there twice.
+        FieldError: a name has no sign, or occurs twice.
     """
     changes: dict[str, str | None] = {}
     for name, value in signed.items():
@@ -277,31 +277,31 @@ def unsign_attributes(signed: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def encode_topic_deletion(topic: str) -> Request:
-    """Have a broker delete a topic with all its messages."""
+    """Encode the deletion of a topic and its messages on a broker."""
     return Request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
 
 
 def encode_topic_config_query(topic: str) -> Request:
-    """Ask a broker for the settings of one topic."""
+    """Encode a request for the settings of one topic."""
     return Request(RequestCode.GET_TOPIC_CONFIG, {"topic": topic, "lo": "true"})
 
 
 def decode_topic_config(body: bytes) -> TopicConfig:
-    """Read the settings of one topic.
+    """Decode the settings of one topic.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     return read_body(body, TopicConfig, "a topic's settings")
 
 
 def encode_topic_config(config: TopicConfig) -> Response:
-    """Tell the settings of one topic."""
+    """Encode the settings of one topic."""
     return Response(body=msgspec.json.encode(config))
 
 
 def page_fields(kind: str, start: int, version: Version | None) -> dict[str, str]:
-    """Return what asks for one page of a broker's table: `kind` is Topic or Group."""
+    """Return the fields of a request for one page of a broker's table: `kind` is Topic or Group."""
     return {
         f"{kind.lower()}Seq": str(start),
         f"max{kind}Num": str(PAGE_MAX),
@@ -310,16 +310,16 @@ def page_fields(kind: str, start: int, version: Version | None) -> dict[str, str
 
 
 class PageQuery(msgspec.Struct, frozen=True):
-    """Which part of a broker's table is wanted."""
+    """A request for one page of a broker's table."""
 
     start: int
     count_max: int
     version: Version | None
-    """The edition that `start` counts in; in any other it means nothing."""
+    """The version of the table to which `start` refers."""
 
 
 def decode_page_query(kind: str, request: Request) -> PageQuery | None:
-    """Read which part of a broker's table is wanted, `kind` being Topic or Group; None means all of it.
+    """Decode a request for a page of a broker's table; `kind` is Topic or Group. None: the whole table.
 
     Raises:
         FieldError: a field is malformed.
@@ -338,21 +338,21 @@ def decode_page_query(kind: str, request: Request) -> PageQuery | None:
 
 
 def cut_page(table: Mapping[str, T], query: PageQuery, version: Version) -> dict[str, T]:
-    """Return the part of a table that is wanted; from its start, if what was seen before is of another edition.
+    """Return the requested page of a table; the first one, if the earlier pages are of another version.
 
-    Entries are in the table's own order, which is the same for all pages of one edition.
+    Entries are in the table's own order, which is the same for all pages of one version.
     """
     start = query.start if query.version == version else 0
     return dict(islice(table.items(), start, start + query.count_max))
 
 
 class TopicPage(msgspec.Struct, frozen=True):
-    """A part of a broker's topics."""
+    """One page of a broker's topics."""
 
     topics: dict[str, TopicConfig]
     version: Version
     total: int | None
-    """How many there are; None where this is all, from a broker that knows no pages."""
+    """Total number; None from a broker without paging, which sends all."""
 
 
 class _TopicConfigs(msgspec.Struct, rename="camel"):
@@ -361,12 +361,12 @@ class _TopicConfigs(msgspec.Struct, rename="camel"):
 
 
 def encode_topic_page_query(start: int = 0, version: Version | None = None) -> Request:
-    """Ask a broker for topics from the `start`-th on. If its table has changed since `version`, it begins anew."""
+    """Encode a request for topics from index `start` on, or from 0 if the table has changed since `version`."""
     return Request(RequestCode.GET_ALL_TOPIC_CONFIG, page_fields("Topic", start, version))
 
 
 def decode_topic_page(response: Response) -> TopicPage:
-    """Read a part of a broker's topics.
+    """Decode one page of a broker's topics.
 
     Raises:
         BodyError, FieldError: it cannot be read.
@@ -377,7 +377,7 @@ def decode_topic_page(response: Response) -> TopicPage:
 
 
 def encode_topic_page(page: TopicPage) -> Response:
-    """Tell a part of a broker's topics, none of which is static."""
+    """Encode one page of a broker's topics, without static topics."""
     body = {
         "dataVersion": page.version,
         "mappingDataVersion": Version(),
@@ -388,7 +388,7 @@ def encode_topic_page(page: TopicPage) -> Response:
 
 
 def topic_table_pieces(entries: Iterable[bytes], version: Version) -> Iterator[bytes]:
-    """Write the body of `encode_topic_page` for all topics in pieces."""
+    """Encode the body of `encode_topic_page` for all topics, in pieces."""
     versions = msgspec.json.encode(version), msgspec.json.encode(Version())
     yield b'{"dataVersion":%b,"mappingDataVersion":%b,"topicConfigTable":{' % versions
     yield from entries
@@ -400,12 +400,12 @@ class QueueSpan(
     frozen=True,
     rename={"updated_at_ms": "lastUpdateTimestamp"} | {"min_offset": "minOffset", "max_offset": "maxOffset"},
 ):
-    """Where a queue begins and ends."""
+    """Minimum and maximum offset of a queue."""
 
     min_offset: Int64 = 0
     max_offset: Int64 = 0
     updated_at_ms: Int64 = 0
-    """When its last message was stored; 0 if it has none."""
+    """Store time of its last message; 0 if it has none."""
 
 
 class TopicStats(msgspec.Struct, frozen=True):
@@ -421,15 +421,15 @@ class _TopicStats(msgspec.Struct, rename="camel"):
 
 
 def encode_topic_stats_query(topic: str) -> Request:
-    """Ask a broker where a topic's queues begin and end."""
+    """Encode a request for the offsets of a topic's queues."""
     return Request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
 
 
 def decode_topic_stats(body: bytes) -> TopicStats:
-    """Read where a topic's queues begin and end.
+    """Decode the offsets of a topic's queues.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     decoded = decode_with_queue_keys(body, _TopicStats)
     return TopicStats(by_queue(decoded.offset_table), decoded.topic_put_tps)
@@ -438,7 +438,7 @@ def decode_topic_stats(body: bytes) -> TopicStats:
 def topic_stats_parts(
     topic: str, broker_name: str, queues: Iterable[tuple[int, QueueSpan]], put_tps: float
 ) -> Iterator[str]:
-    """Write where a topic's queues begin and end, one queue after the other."""
+    """Encode the offsets of a topic's queues, one part per queue."""
     keys = QueueKeys(topic, broker_name)
     yield '{"offsetTable":{'
     yield from separated(f"{keys.write(queue_id)}:{write_struct(span)}" for queue_id, span in queues)
@@ -446,7 +446,7 @@ def topic_stats_parts(
 
 
 def write_struct(value: msgspec.Struct) -> str:
-    """Write a value that has a form of its own, where it is part of a larger one."""
+    """Encode a value as part of a larger body."""
     return msgspec.json.encode(value).decode()
 
 
@@ -455,28 +455,28 @@ class _GroupList(msgspec.Struct, rename="camel"):
 
 
 def encode_topic_readers_query(topic: str) -> Request:
-    """Ask a broker which groups consume a topic, or have."""
+    """Encode a request for the groups that consume a topic, or have offsets of it."""
     return Request(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": topic})
 
 
 def decode_topic_readers(body: bytes) -> list[str]:
-    """Read which groups consume a topic.
+    """Decode the groups that consume a topic.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it is invalid.
     """
     return sorted(read_body(body, _GroupList, "a list of groups").group_list)
 
 
 def topic_readers_parts(groups: Iterable[str | None]) -> Iterator[str]:
-    """Write the groups that consume a topic, one part each; None stands for a group that does not."""
+    """Encode the groups that consume a topic, one part each; None for a group that does not."""
     yield '{"groupList":['
     yield from separated("" if group is None else write_legacy(group) for group in groups)
     yield "]}"
 
 
 def topic_list_parts(topics: Iterable[str], broker_address: str) -> Iterator[str]:
-    """Write a broker's list of topics, one part each."""
+    """Encode a broker's list of topics, one part each."""
     yield f'{{"brokerAddr":{write_legacy(broker_address)},"topicList":['
     yield from separated(map(write_legacy, topics))
     yield "]}"

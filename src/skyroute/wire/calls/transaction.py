@@ -1,4 +1,4 @@
-"""How a transactional message ends: the producer's word, and the broker's question where that did not come."""
+"""End of transactions: commit or rollback by the producer, check by the broker."""
 
 from enum import IntEnum
 
@@ -11,7 +11,7 @@ from skyroute.wire.fields import required_int, required_name, truth
 
 
 class TransactionOutcome(IntEnum):
-    """What became of a transaction, numbered as the flags of a stored message are.
+    """The outcome of a transaction, with the numbers of the flag of a stored message.
 
     Examples:
         >>> async def check(message: StoredMessage) -> TransactionOutcome:
@@ -24,27 +24,27 @@ class TransactionOutcome(IntEnum):
 
 
 class TransactionEnd(msgspec.Struct, frozen=True, gc=False):
-    """A producer's word on one of its half messages."""
+    """END_TRANSACTION: commit or rollback of a half message."""
 
     producer_group: str
     half_offset: int
-    """The half message's offset in the broker's queue of half messages."""
+    """Queue offset of the half message in the half topic."""
     log_position: int
-    """The half message's place in the broker's log."""
+    """Log position of the half message."""
     outcome: TransactionOutcome
     message_id: str = ""
-    """The id that the producer gave the message."""
+    """Unique id of the message."""
     transaction_id: str | None = None
     topic: str | None = None
     from_check: bool = False
-    """The broker asked for it."""
+    """In response to a check by the broker."""
     broker_name: str | None = None
     remark: str | None = None
-    """Why the producer does not know."""
+    """Why the outcome is unknown."""
 
 
 def encode_end_transaction(end: TransactionEnd) -> Request:
-    """Say how a transaction ended. Sent one way: nobody answers."""
+    """Encode the end of a transaction, a one-way request."""
     fields = {
         "producerGroup": end.producer_group,
         "tranStateTableOffset": str(end.half_offset),
@@ -58,17 +58,17 @@ def encode_end_transaction(end: TransactionEnd) -> Request:
 
 
 def decode_end_transaction(request: Request) -> TransactionEnd:
-    """Read how a transaction ended.
+    """Decode the end of a transaction.
 
     Raises:
-        FieldError: a field is missing or malformed, or the outcome is none.
+        FieldError: a field is missing or malformed, or the outcome is unknown.
     """
     fields = request.fields
     number = required_int(fields, "commitOrRollback")
     try:
         outcome = TransactionOutcome(number)
     except ValueError:
-        raise FieldError(f"commitOrRollback is neither 0, 8 nor 12: {number}") from None
+        raise FieldError(f"commitOrRollback is {number} (expected 0, 8 or 12)") from None
     return TransactionEnd(
         producer_group=required_name(fields, "producerGroup"),
         half_offset=required_int(fields, "tranStateTableOffset"),
@@ -84,22 +84,22 @@ def decode_end_transaction(request: Request) -> TransactionEnd:
 
 
 class TransactionCheck(msgspec.Struct, frozen=True, gc=False):
-    """A broker's question what became of a transaction; its answer repeats the two numbers."""
+    """CHECK_TRANSACTION_STATE: a broker requests the outcome of a transaction. The producer repeats the two numbers."""
 
     half_offset: int
     log_position: int
     record: bytes
-    """The message itself, as it lies in a log, under its own topic."""
+    """The record of the message, under its own topic."""
     message_id: str | None = None
     transaction_id: str | None = None
     offset_message_id: str | None = None
     topic: str | None = None
-    """The topic of half messages, not the message's own."""
+    """The half topic, not that of the message."""
     broker_name: str | None = None
 
 
 def encode_transaction_check(check: TransactionCheck) -> Request:
-    """Ask what became of a transaction. Sent one way: the answer is a request of the producer's own."""
+    """Encode a check, a one-way request; the producer sends END_TRANSACTION."""
     fields = {"tranStateTableOffset": str(check.half_offset), "commitLogOffset": str(check.log_position)}
     _add_known(
         fields,
@@ -115,7 +115,7 @@ def encode_transaction_check(check: TransactionCheck) -> Request:
 
 
 def decode_transaction_check(request: Request) -> TransactionCheck:
-    """Read the question what became of a transaction.
+    """Decode a check.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -138,12 +138,12 @@ def _add_known(fields: dict[str, str], optional: dict[str, str | None]) -> None:
 
 
 def encode_resume_check(topic: str, offset_message_id: str) -> Request:
-    """Have a broker ask for a transaction again that it has given up."""
+    """Encode a request to check again a half message whose checks were exhausted."""
     return Request(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"topic": topic, "msgId": offset_message_id})
 
 
 def decode_resume_check(request: Request) -> str:
-    """Read which record is asked for again: its id, which says where it lies.
+    """Decode which half message to check again: its offset id.
 
     Raises:
         FieldError: a field is missing.

@@ -1,4 +1,4 @@
-"""Waiting for routes to change: a request that is answered when one does. Apache's peers do not know it."""
+"""WATCH_ROUTES: a long poll for route changes. An extension that Apache's servers and clients do not have."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ from skyroute.wire.errors import BodyError, FieldError
 from skyroute.wire.fields import NAME_CHARS_MAX, is_name, optional_int, required_int, required_text, truth
 
 TOPICS_MAX: Final = 1_024
-"""How many topics one watch may name. Whoever uses more watches all of them."""
+"""Maximum number of topics in one watch. A client with more topics watches all."""
 BODY_BYTES_MAX: Final = 1024 * 1024
-"""How long the list of them may be, as sent."""
+"""Maximum size of the list of topics."""
 TIMEOUT_MS: Final = 30_000
-"""How long a watch waits that does not say so."""
+"""Default timeout of a watch."""
 TIMEOUT_MS_MAX: Final = 60_000
 LIFE_CHARS_MAX: Final = 64
 
@@ -23,19 +23,19 @@ _write: Final = msgspec.json.encode
 
 
 class Bookmark(msgspec.Struct, frozen=True, gc=False):
-    """How far somebody has heard: up to this revision, in this life of the name server."""
+    """A position in the changes of a name server: a revision of one run (`life`) of the server."""
 
     life: str
     revision: int
 
 
 class WatchQuery(msgspec.Struct, frozen=True):
-    """What to wait for, from where on, and how long."""
+    """A watch: topics, position and timeout."""
 
     topics: tuple[str, ...] | None
     """None: any topic."""
     after: Bookmark | None = None
-    """None: nothing has been heard yet."""
+    """None: the client has no position yet."""
     timeout_ms: int = TIMEOUT_MS
 
 
@@ -48,15 +48,15 @@ class RouteChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchAnswer(msgspec.Struct, frozen=True):
-    """What changed after the asker's bookmark. Nothing: the time is over."""
+    """The changes after the client's bookmark. Without changes: the timeout expired."""
 
     now: Bookmark
-    """From where to go on."""
+    """Bookmark for the next watch."""
     floor: int
-    """The lowest revision from which a watch can go on."""
+    """The lowest revision from which a watch can continue."""
     changes: tuple[RouteChange, ...] = ()
     compacted: bool = False
-    """What changed is not known any more, or too much did: read everything again."""
+    """The changes are not kept, or are too many: the client reads all routes again."""
 
 
 class _Topics(msgspec.Struct):
@@ -68,7 +68,7 @@ class _Changes(msgspec.Struct):
 
 
 def encode_watch(query: WatchQuery) -> Request:
-    """Ask to be told when a route changes."""
+    """Encode a watch."""
     fields = {"timeoutMillis": str(query.timeout_ms)}
     if query.after is not None:
         fields |= {"life": query.after.life, "revision": str(query.after.revision)}
@@ -78,11 +78,11 @@ def encode_watch(query: WatchQuery) -> Request:
 
 
 def decode_watch(request: Request) -> WatchQuery:
-    """Read what somebody waits for.
+    """Decode a watch.
 
     Raises:
-        FieldError: revision or timeout are no numbers, or it names no topic.
-        BodyError: the topics cannot be read, or are too many.
+        FieldError: revision or timeout is not a number, or there are no topics.
+        BodyError: the topics are invalid, or too many.
     """
     fields = request.fields
     after = None
@@ -92,7 +92,7 @@ def decode_watch(request: Request) -> WatchQuery:
     if truth(fields, "anyTopic"):
         return WatchQuery(None, after, timeout_ms)
     if len(request.body) > BODY_BYTES_MAX:
-        raise BodyError(f"the list of topics has {len(request.body)} bytes, at most {BODY_BYTES_MAX} are read")
+        raise BodyError(f"the list of topics has {len(request.body)} bytes (expected at most {BODY_BYTES_MAX})")
     return WatchQuery(_read_topics(request.body), after, timeout_ms)
 
 
@@ -102,9 +102,9 @@ def _read_topics(body: bytes) -> tuple[str, ...]:
     except fastjson.JsonError as error:
         raise BodyError(f"not a list of topics: {error}") from None
     if not topics:
-        raise FieldError("no topic is named: list topics in the body, or say anyTopic=true")
+        raise FieldError("the watch has no topics: list topics in the body, or set anyTopic=true")
     if len(topics) > TOPICS_MAX:
-        raise BodyError(f"{len(topics)} topics are named, at most {TOPICS_MAX} can be: say anyTopic=true")
+        raise BodyError(f"the watch has {len(topics)} topics (expected at most {TOPICS_MAX}); set anyTopic=true")
     for topic in topics:
         if not is_name(topic):
             raise BodyError(f"a topic has more than {NAME_CHARS_MAX} or control characters: {topic[:80]!r}")
@@ -112,7 +112,7 @@ def _read_topics(body: bytes) -> tuple[str, ...]:
 
 
 def encode_watch_answer(answer: WatchAnswer) -> Response:
-    """Write what changed."""
+    """Encode the changes."""
     fields = {"life": answer.now.life, "revision": str(answer.now.revision), "floor": str(answer.floor)}
     if answer.compacted:
         fields["compacted"] = "true"
@@ -120,7 +120,7 @@ def encode_watch_answer(answer: WatchAnswer) -> Response:
 
 
 def decode_watch_answer(response: Response) -> WatchAnswer:
-    """Read what changed.
+    """Decode the changes.
 
     Raises:
         FieldError: life or revision are missing.

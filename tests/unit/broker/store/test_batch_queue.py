@@ -13,7 +13,7 @@ from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import decode_record, decode_records
 from skyroute.message.tags import tag_code
-from tests.support.disks import NOW_MS, RestartedMachine, draft, small_store
+from tests.support.disks import NOW_MS, RestartedMachineDisk, draft, small_store
 
 UNIT = struct.Struct(">qiqqqhii")
 TOPIC = "Whole"
@@ -144,10 +144,10 @@ def test_a_missing_segment_of_a_queue_is_rebuilt(tmp_path: Path, segment: int) -
     assert seen == list(range(0, 50, 2))
 
 
-@pytest.mark.parametrize("disk", [None, RestartedMachine()])
+@pytest.mark.parametrize("disk", [None, RestartedMachineDisk()])
 @pytest.mark.parametrize("derived_at", [(), (4,), range(30)])
 def test_a_process_that_dies_loses_nothing(
-    tmp_path: Path, disk: RestartedMachine | None, derived_at: tuple[int, ...]
+    tmp_path: Path, disk: RestartedMachineDisk | None, derived_at: tuple[int, ...]
 ) -> None:
     store = batch_store(tmp_path)
     for number in range(30):
@@ -252,3 +252,22 @@ def test_properties_without_a_last_separator_get_one(store: MessageStore) -> Non
     record = store.record_at(position)
     assert record is not None
     assert decode_record(record).properties == {"K": "v", "INNER_NUM": "1", "INNER_BASE": "0"}
+
+
+@pytest.mark.parametrize("bit", [1, 2])
+def test_a_unit_with_a_damaged_first_offset_hides_no_other_batch(tmp_path: Path, bit: int) -> None:
+    store = batch_store(tmp_path)
+    for number in range(0, 12, 2):
+        append_batch(store, b"%d" % number, b"%d" % (number + 1))
+    store.close()
+    path = tmp_path / "batchconsumequeue" / TOPIC / "0" / f"{0:020d}"
+    content = bytearray(path.read_bytes())
+    content[3 * UNIT.size + 35] ^= 1 << bit  # 6 becomes 4 or 2: the unit claims offsets of a batch before it
+    path.write_bytes(content)
+    again = batch_store(tmp_path)
+    found: set[bytes] = set()
+    for offset in range(12):
+        read = again.read_queue(TOPIC, 0, offset, 1, 1 << 20)
+        found |= {message.body for message in unwrap_batches(decode_records(b"".join(read.chunks)))}
+    assert found >= {b"%d" % number for number in range(12) if number not in (6, 7)}
+    again.close()

@@ -22,7 +22,7 @@ from skyroute.message.batch import BatchItem
 from skyroute.message.flags import TransactionState
 from skyroute.message.host import encode_host
 from skyroute.message.properties import encode_properties
-from tests.support.disks import NOW_MS, FillingDisk, FullDisk, HastyDisk, RestartedMachine, draft, small_store
+from tests.support.disks import NOW_MS, FillingDisk, FullDisk, NoSyncDisk, RestartedMachineDisk, draft, small_store
 
 ROOT = Path(__file__).parents[4]
 RUSH = 600
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 def open_store(folder: Path, disk: Disk | None = None, **changes: Any) -> MessageStore:
     return small_store(
         folder / "store",
-        disk or HastyDisk(),
+        disk or NoSyncDisk(),
         **{"index_slots": 512, "index_entries": 400, "index_process_after": 2, **changes},
     )
 
@@ -236,12 +236,12 @@ def test_the_index_process_ignores_signals_of_the_terminal(store: MessageStore) 
     assert store.index_pid == pid
 
 
-@pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
+@pytest.mark.parametrize("disk", [NoSyncDisk, RestartedMachineDisk])
 def test_no_key_is_lost_if_store_and_index_process_die(tmp_path: Path, disk: type[Disk]) -> None:
     """Process or machine stop at any point, with a part of the index on disk."""
     keys: Keys = {}
     for turn in range(4):
-        store = open_store(tmp_path, disk() if turn else HastyDisk())
+        store = open_store(tmp_path, disk() if turn else NoSyncDisk())
         keys |= rush(store, turn * 4 * RUSH, RUSH * 2)
         assert store.index_pid is not None
         store.flush(thorough=turn % 2 == 0)

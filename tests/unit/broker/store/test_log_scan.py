@@ -16,12 +16,12 @@ from skyroute.message.crc import crc32
 from skyroute.message.host import encode_host
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import encode_record
-from tests.support.disks import NOW_MS, SMALL, HastyDisk, draft, read_all, small_store
+from tests.support.disks import NOW_MS, SMALL, NoSyncDisk, draft, read_all, small_store
 
 
 def write_log(folder: Path, count: int = 40) -> list[StoredMessage]:
     """Fill several segments; return the messages in order."""
-    store = small_store(folder, HastyDisk())
+    store = small_store(folder, NoSyncDisk())
     for number in range(count):
         made = draft("T", number % 3, b"%d " % number + b"x" * (number * 37 % 200), {"KEYS": f"k{number}"})
         if number % 5 == 0:
@@ -122,7 +122,7 @@ def test_a_body_made_of_nested_headers_does_not_slow_down_the_scan(
 ) -> None:
     """Each nested header is consistent and has the same long body, with a wrong checksum."""
     segment_bytes = 1 << 22
-    store = small_store(tmp_path, HastyDisk(), log_segment_bytes=segment_bytes)
+    store = small_store(tmp_path, NoSyncDisk(), log_segment_bytes=segment_bytes)
     for body in (b"first", bytes(3 << 20), b"last"):
         store.append(draft(body=body), NOW_MS)
     _, victim, last = read_all(store)

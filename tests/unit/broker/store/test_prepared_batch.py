@@ -1,17 +1,20 @@
 """Long batches: encoded in parts, stored with one write, and all or nothing after a crash."""
 
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyroute.broker.store.dispatch import KEYS_A_STEP
+from skyroute.broker.store.dispatch import BACKLOG_MAX, KEYS_A_STEP
 from skyroute.broker.store.draft import AppendedBatch, Draft
 from skyroute.broker.store.errors import RecordTooLargeError
+from skyroute.broker.store.files.checkpoint import Checkpoint
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.prepared_batch import BATCH_KEYS_MAX
 from skyroute.files.disk import Disk
 from skyroute.files.errors import DiskFullError
 from skyroute.message.batch import RawItem
@@ -22,10 +25,10 @@ from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from tests.support.disks import (
     NOW_MS,
     FailingDisk,
-    HastyDisk,
     KilledError,
     KillingDisk,
-    RestartedMachine,
+    NoSyncDisk,
+    RestartedMachineDisk,
     bodies,
     draft,
     read_all,
@@ -56,7 +59,7 @@ def append_long(store: MessageStore, items: list[RawItem], about: Draft | None =
 @contextmanager
 def opened(folder: Path, disk: Disk | None = None, *, index_entries: int = 200) -> Iterator[MessageStore]:
     store = small_store(
-        folder, disk or HastyDisk(), log_segment_bytes=SEGMENT, index_entries=index_entries, index_process=False
+        folder, disk or NoSyncDisk(), log_segment_bytes=SEGMENT, index_entries=index_entries, index_process=False
     )
     try:
         yield store
@@ -128,7 +131,7 @@ def test_a_batch_is_never_divided_between_files(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
-    store = small_store(tmp_path, HastyDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
+    store = small_store(tmp_path, NoSyncDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
     append_long(store, items_of(30))
     assert not store.dispatch_step()
     assert store.max_offset("T", 0) == 0
@@ -138,7 +141,7 @@ def test_a_batch_is_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_a_topic_that_is_deleted_leaves_nothing_behind(tmp_path: Path) -> None:
-    store = small_store(tmp_path, HastyDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
+    store = small_store(tmp_path, NoSyncDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
     append_long(store, items_of(30))
     store.delete_topic("T")
     store.flush()
@@ -149,7 +152,7 @@ def test_a_batch_of_a_topic_that_is_deleted_leaves_nothing_behind(tmp_path: Path
     store.close()
 
 
-@pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
+@pytest.mark.parametrize("disk", [NoSyncDisk, RestartedMachineDisk])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
     tmp_path: Path, disk: type[Disk], steps: int
@@ -161,7 +164,7 @@ def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
         "index_slots": 5000,
         "index_entries": 9000,
     }
-    store = small_store(tmp_path, HastyDisk(), index_process=False, **settings)
+    store = small_store(tmp_path, NoSyncDisk(), index_process=False, **settings)
     store.append(draft(), NOW_MS)
     store.flush()
     append_long(store, items_of(messages))
@@ -178,7 +181,9 @@ def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
 
 
 @pytest.mark.parametrize("is_long", [False, True])
-@pytest.mark.parametrize(("restarted", "half"), [(HastyDisk, False), (HastyDisk, True), (RestartedMachine, False)])
+@pytest.mark.parametrize(
+    ("restarted", "half"), [(NoSyncDisk, False), (NoSyncDisk, True), (RestartedMachineDisk, False)]
+)
 def test_a_process_that_is_killed_leaves_all_of_a_batch_or_nothing(
     tmp_path: Path, restarted: type[Disk], half: bool, is_long: bool
 ) -> None:
@@ -246,3 +251,94 @@ def test_a_first_batch_at_the_start_of_the_log_survives_a_process_that_dies(tmp_
     again = small_store(tmp_path)
     assert bodies(again) == [b"first"]
     again.close()
+
+
+@pytest.mark.parametrize("abort", ["4711\nan-earlier-boot", "4711", None])
+def test_the_note_of_a_batch_is_void_once_another_process_has_had_the_store(tmp_path: Path, abort: str | None) -> None:
+    wanted = [b"first", *(body for body, _, _ in items_of(9)), b"last"]
+    for fail_at in count(5):  # behind the lock and the checkpoint, which a killed process closes
+        folder = tmp_path / f"{fail_at}"
+        store = small_store(folder, NoSyncDisk(), log_segment_bytes=SEGMENT, index_entries=200, index_process=False)
+        store.append(draft(body=b"first"), NOW_MS)
+        batch = store.append_batch(draft(), items_of(9), NOW_MS)
+        store.append(draft(body=b"last"), NOW_MS)
+        store.close()
+        # Apache's broker has continued the log, or the disk has the checkpoint of a moment before the machine stopped.
+        checkpoint = Checkpoint(folder / "checkpoint", NoSyncDisk())
+        checkpoint.begin_batch(batch.log_positions[0])
+        checkpoint.close()
+        if abort is not None:
+            (folder / "abort").write_text(abort)
+        shutil.rmtree(folder / "consumequeue")
+        disk = KillingDisk(fail_at)
+        with suppress(KilledError), opened(folder, disk):
+            pass
+        with opened(folder) as store:
+            assert bodies(store) == wanted, f"call {fail_at}, {disk.failed}"
+        if not disk.failed:
+            break
+
+
+class ShortOfMemory(NoSyncDisk):
+    """Writes a part of the first long data, then has no memory."""
+
+    is_short = False
+
+    def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
+        if self.is_short and len(data) > 1000:
+            self.is_short = False
+            super().write(descriptor, data[:700], at)
+            raise MemoryError
+        super().write(descriptor, data, at)
+
+
+def test_messages_behind_a_batch_that_failed_for_any_reason_survive_a_process_that_dies(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.append(draft(body=b"first"), NOW_MS)
+        store.flush()
+    disk = ShortOfMemory()
+    with opened(tmp_path, disk) as store:
+        disk.is_short = True
+        with pytest.raises(MemoryError):
+            append_long(store, items_of(60))
+        store.append(draft(body=b"last"), NOW_MS)
+    with opened(tmp_path) as store:
+        assert bodies(store) == [b"first", b"last"]
+
+
+@pytest.mark.parametrize("keys", [20, 16_000])
+def test_keys_of_single_messages_do_not_pile_up(tmp_path: Path, keys: int) -> None:
+    store = small_store(
+        tmp_path, NoSyncDisk(), log_segment_bytes=1 << 23, index_slots=5000, index_entries=1 << 20, index_process=False
+    )
+    about = draft(properties={"KEYS": " ".join("ab"[number % 2] for number in range(keys))})
+    for _ in range(40 if keys > 1000 else 20 * BACKLOG_MAX):
+        if keys > 1000:
+            store.append_batch(draft(), [(about.body, about.raw_properties, 0)], NOW_MS)
+        store.append(about, NOW_MS)
+        assert len(store._dispatcher) <= (5 if keys > 1000 else BACKLOG_MAX)
+    assert not store.dispatch_step(), "keys are left for a later step"
+    store.close()
+
+
+def test_a_long_batch_has_a_bounded_number_of_keys(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        batch = store.prepare_batch(draft())
+        many: RawItem = b"", b"KEYS\x01" + b"k " * 16_000, 0
+        with pytest.raises(RecordError, match="too many keys"):  # noqa: PT012 - one of the calls raises
+            for _ in range(BATCH_KEYS_MAX // 16_000 + 1):
+                batch.add([many])
+        assert store.append(draft(), NOW_MS).queue_offset == 0
+
+
+def test_a_closed_store_writes_no_keys(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"log_segment_bytes": 1 << 21, "queue_segment_units": 5000, "index_entries": 9000}
+    store = small_store(tmp_path, NoSyncDisk(), index_process=False, **settings)
+    append_long(store, items_of(KEYS_A_STEP))
+    assert store.dispatch_step()
+    store.kill()
+    files = {path: path.read_bytes() for path in (tmp_path / "index").iterdir()}
+    assert not store.dispatch_step()
+    with suppress(StopIteration):
+        next(store.search_by_key("T", "k1", 1, 0, NOW_MS, lambda: False))
+    assert {path: path.read_bytes() for path in (tmp_path / "index").iterdir()} == files

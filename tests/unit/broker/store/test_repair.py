@@ -18,7 +18,7 @@ from skyroute.files.errors import StorageError
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import decode_record
 from tests.support.damage import BATCHES, QUEUES, checksum, fill_store, open_store
-from tests.support.disks import NOW_MS, SMALL, HastyDisk, draft
+from tests.support.disks import NOW_MS, SMALL, NoSyncDisk, draft
 
 CASES = int(os.environ.get("SKYROUTE_VERIFY_CASES", "400")) // 8
 """Number of random damages; more on demand."""
@@ -42,7 +42,7 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
 def repair(folder: Path, target: Path) -> tuple[Repaired, Report]:
     """Repair a store, check that it was not changed, and check the copy."""
     before = checksum(folder)
-    work = Repair(folder, target, TABLES, damage_of, SMALL, lambda topic: topic == BATCHES, HastyDisk())
+    work = Repair(folder, target, TABLES, damage_of, SMALL, lambda topic: topic == BATCHES, NoSyncDisk())
     repaired = work.run(NOW_MS + 1_000_000)
     assert checksum(folder) == before
     report = StoreCheck(target, TABLES, damage_of, SMALL).run()

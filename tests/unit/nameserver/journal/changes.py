@@ -25,7 +25,7 @@ from skyroute.routing.events import (
 from skyroute.routing.registration import DataVersion
 from skyroute.routing.topology import QueueSettings, StaticMapping
 from tests.support.clock import ManualClock
-from tests.support.process import eventually
+from tests.support.waiting import wait_until
 
 OLD, NEW = DataVersion(0, 1, 1), DataVersion(0, 2, 2)
 FOUR, EIGHT = QueueSettings(4, 4, 6), QueueSettings(8, 8, 6)
@@ -78,7 +78,7 @@ def write(folder: Path, *changes: Change, **options: Any) -> None:
 
 
 def catch_up(journal: Journal) -> None:
-    eventually(lambda: journal.caught_up, "everything is written")
+    wait_until(lambda: journal.caught_up, "everything is written")
 
 
 def read(folder: Path) -> list[Record]:

@@ -15,7 +15,7 @@ from skyroute.nameserver.journal.segments import closed_segments, open_segments
 from skyroute.nameserver.journal.verify import verify
 from skyroute.routing.events import Cause, TopicsChanged
 from tests.support.clock import ManualClock
-from tests.support.process import eventually
+from tests.support.waiting import wait_until
 from tests.unit.nameserver.journal.changes import (
     EVERY_KIND,
     FOUR,
@@ -31,10 +31,11 @@ from tests.unit.nameserver.journal.changes import (
 
 
 class GatedDisk(Disk):
-    """Writes nothing until the gate is open."""
+    """Writes nothing while the gate is closed."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
+        self.gate.set()
 
     def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
         self.gate.wait(20)
@@ -146,7 +147,7 @@ def test_a_segment_is_closed_at_its_maximum_age_without_new_changes(tmp_path: Pa
     journal.append([joined()])
     catch_up(journal)
     clock.advance(60.0)
-    eventually(lambda: closed_segments(tmp_path), "the segment is closed")
+    wait_until(lambda: closed_segments(tmp_path), "the segment is closed")
     assert [len(list(read_segment(path))) for path in closed_segments(tmp_path).values()] == [1]
     journal.close()
 
@@ -159,7 +160,7 @@ def test_an_open_segment_is_synced_within_a_second(tmp_path: Path) -> None:
     catch_up(journal)
     assert disk.syncs == 0
     clock.advance(SYNC_S)
-    eventually(lambda: disk.syncs == 1, "the segment is synced")
+    wait_until(lambda: disk.syncs == 1, "the segment is synced")
     assert len(open_segments(tmp_path)) == 1
     journal.close()
 
@@ -188,11 +189,12 @@ def test_changes_that_do_not_fit_the_queue_become_a_gap_record(
 ) -> None:
     disk = GatedDisk()
     journal = open_journal(tmp_path, disk=disk, queue_weight=10)
+    disk.gate.clear()
     for number in range(25):
         journal.append([joined(number)])
     assert journal.lost == 15
     disk.gate.set()
-    eventually(lambda: journal.written == 10, "there is room again")
+    wait_until(lambda: journal.written == 10, "there is room again")
     journal.append([joined(99)])
     journal.append([STOP])
     journal.close()
@@ -208,6 +210,7 @@ def test_changes_that_do_not_fit_the_queue_become_a_gap_record(
 def test_the_queue_is_bounded_in_bytes(tmp_path: Path) -> None:
     disk = GatedDisk()
     journal = open_journal(tmp_path, disk=disk, queue_bytes=100_000)
+    disk.gate.clear()
     for number in range(10):
         topics = {f"{'x' * 200}{number}-{at}": FOUR for at in range(100)}
         journal.append([TopicsChanged("c", "b", Cause.REGISTERED, NEW, topics, {}, {})])
@@ -232,6 +235,7 @@ def test_a_large_table_is_written_in_bounded_lines_and_segments(tmp_path: Path) 
 def test_a_gap_at_the_end_is_recorded_on_close(tmp_path: Path) -> None:
     disk = GatedDisk()
     journal = open_journal(tmp_path, disk=disk, queue_weight=10)
+    disk.gate.clear()
     for number in range(25):
         journal.append([joined(number)])
     closing = threading.Thread(target=journal.close)
@@ -245,6 +249,7 @@ def test_a_gap_at_the_end_is_recorded_on_close(tmp_path: Path) -> None:
 def test_append_does_not_wait_for_a_blocked_disk(tmp_path: Path) -> None:
     disk = GatedDisk()
     journal = open_journal(tmp_path, disk=disk, queue_weight=100)
+    disk.gate.clear()
     for number in range(1000):
         journal.append([joined(number)])  # this would hang
     assert (journal.sequence, journal.lost) == (1000, 900)
@@ -265,7 +270,7 @@ def test_writes_are_retried_after_a_temporary_failure(
     disk.refused.add(refused)
     for number in range(2, 8):
         journal.append([joined(number)])
-    eventually(lambda: journal.failing, "the disk has refused")
+    wait_until(lambda: "journal write failed" in caplog.text, "the disk has refused")
     disk.refused.clear()
     catch_up(journal)
     journal.append([STOP])
@@ -284,7 +289,7 @@ def test_a_torn_segment_that_cannot_be_cut_is_closed_later(tmp_path: Path, monke
     catch_up(journal)
     disk.refused |= {"write", "cut"}
     journal.append([joined(2)])
-    eventually(lambda: journal.failing, "the disk has refused")
+    wait_until(lambda: journal.failing, "the disk has refused")
     disk.refused.clear()
     catch_up(journal)
     journal.append([STOP])

@@ -38,10 +38,10 @@ class IndexWriter:
         """Whether collected keys are not in the index yet."""
         return bool(self._keys)
 
-    def write(self, position: int, size: int, keys_max: int | None = None) -> tuple[int, int]:
+    def write(self, position: int, size: int, keys_left: int = 0) -> tuple[int, int]:
         """Write the keys of all records up to this one; return the newest record whose keys are in the index.
 
-        With `keys_max`, at most so many keys are written.
+        The newest `keys_left` keys are left for the next call.
 
         Raises:
             FileWriteError: some keys are left for the next call.
@@ -52,7 +52,7 @@ class IndexWriter:
         if self.process is not None:
             position, size, *_ = self.process.progress
         elif self._index is not None:
-            self._index.add(self._keys, keys_max)
+            self._index.add(self._keys, keys_left)
         return position, size
 
     def count_backlogs(self, backlogs: int) -> bool:
@@ -123,6 +123,10 @@ class IndexWriter:
             return None
         process.end()
         return process.progress.position, process.progress.size
+
+    def drop_keys(self) -> None:
+        """Drop the keys that are not in the index yet."""
+        self._keys.clear()
 
     def kill_process(self) -> None:
         """Kill the process, if there is one."""

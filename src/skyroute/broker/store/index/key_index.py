@@ -296,18 +296,17 @@ class KeyIndex:
         """Store time of that message."""
         return self.files[-1].end_ms if self.files else 0
 
-    def add(self, keys: list[Key], count_max: int | None = None) -> None:
-        """Add keys, at most `count_max` of them, and remove the added ones from the list.
+    def add(self, keys: list[Key], left: int = 0) -> None:
+        """Add all keys but the last `left`, and remove the added ones from the list.
 
         Raises:
             FileWriteError: the keys that are left in the list are not added.
         """
-        stay = 0 if count_max is None else max(len(keys) - count_max, 0)
-        while len(keys) > stay:
+        while len(keys) > left:
             if not self.files or self.files[-1].room <= 0:
                 self.begin_file(keys[0][2])
             file = self.files[-1]
-            fitting = keys[: min(file.room, len(keys) - stay)]
+            fitting = keys[: min(file.room, len(keys) - left)]
             file.add(fitting)
             del keys[: len(fitting)]
 

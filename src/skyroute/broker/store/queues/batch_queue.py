@@ -82,10 +82,10 @@ class BatchQueue(TopicQueue):
         """Return the last row whose first offset is at most `offset`; the first row if there is no such row."""
         first = low
         while True:
-            row = bisect_right(range(high), offset, lo=low, hi=high, key=self._offset_of) - 1
+            row = bisect_right(range(high), offset, lo=low, hi=high, key=self._likely_offset_of) - 1
             # If the bisection met a damaged unit, it ends at that unit, and the neighbours disagree with it.
             for near in (row, row - 1):
-                if near >= first and self._offset_of(near) <= offset < self._stop_of(near):
+                if near >= first and self._likely_offset_of(near) <= offset < self._stop_of(near):
                     return near
             if row + 2 < high and self._offset_of(row + 2) <= offset:
                 low = row + 2
@@ -93,6 +93,15 @@ class BatchQueue(TopicQueue):
                 high = row - 1
             else:
                 return max(row, first)
+
+    def _likely_offset_of(self, row: int) -> int:
+        """As `_offset_of`, but a unit whose neighbours both state another offset is damaged, and has theirs."""
+        first = self._offset_of(row)
+        if self._first_row < row < self._count - 1 and (previous := self._stop_of(row - 1)) != first:
+            following = self._offset_of(row + 1)
+            if previous + self._stop_of(row) - first == following:
+                return previous
+        return first
 
     def _offset_of(self, row: int) -> int:
         if row >= self._count:

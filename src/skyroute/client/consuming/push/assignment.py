@@ -130,11 +130,11 @@ class PushAssignment:
             offset = await self._offsets.read(ref)
             return await calls.start_offset(self._session, ref, self._settings.start) if offset is None else offset
         except SkyrouteError as error:
-            unsaid = self._unknown_starts.unsaid(str(ref), self._monotonic())
-            if unsaid is not None:
+            suppressed = self._unknown_starts.suppressed(str(ref), self._monotonic())
+            if suppressed is not None:
                 log.warning(
-                    "start offset not known group=%s queue=%s cause=%s unsaid=%d",
-                    *(self._settings.group, ref, error, unsaid),
+                    "start offset not known group=%s queue=%s cause=%s suppressed=%d",
+                    *(self._settings.group, ref, error, suppressed),
                 )
             return None
 

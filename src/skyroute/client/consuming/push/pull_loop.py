@@ -164,9 +164,9 @@ class PullLoop:
         return [message.replace(topic=topic) for message in messages]
 
     async def _failed(self, queue: ProcessQueue, error: SkyrouteError) -> None:
-        unsaid = queue.failed_pulls.unsaid(queue.ref.topic, self._session.clock.monotonic())
-        if unsaid is not None:
-            log.warning("pull failed queue=%s cause=%s unsaid=%d", queue.ref, error, unsaid)
+        suppressed = queue.failed_pulls.suppressed(queue.ref.topic, self._session.clock.monotonic())
+        if suppressed is not None:
+            log.warning("pull failed queue=%s cause=%s suppressed=%d", queue.ref, error, suppressed)
         if isinstance(error, SubscriptionNotFoundError | SubscriptionOutdatedError):
             self._on_unknown_subscription()
         if error.stale_route or isinstance(error, RemotingError):

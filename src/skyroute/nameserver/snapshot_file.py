@@ -1,7 +1,7 @@
-"""The route table as a file, for the name server's own next start.
+"""The snapshot file of the route table, read at the next start of the name server.
 
-One line of JSON says what follows: which form, whose, how long, with which checksum; then comes a line for each broker
-group. Topics with the same settings share one entry, since most of ten thousand do: the file is small and read quickly.
+A header line of JSON has format, version, server id, length and checksum; then comes a line for each broker group.
+Topics with the same settings share one entry: the file is small and fast to read.
 """
 
 import zlib
@@ -13,8 +13,8 @@ import msgspec
 
 from skyroute.files.replace import replace_file
 from skyroute.nameserver.errors import SnapshotError
-from skyroute.routing.errors import ImageError
-from skyroute.routing.image import GroupImage, MemberImage, TableImage
+from skyroute.routing.errors import InvalidSnapshotError
+from skyroute.routing.snapshot import GroupSnapshot, MemberSnapshot, TableSnapshot
 from skyroute.routing.topology import QueueSettings, StaticMapping
 
 FORM: Final = "skyroute-routes"
@@ -22,17 +22,17 @@ VERSION: Final = 1
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line."""
+    """The header line."""
 
     form: str
     version: int
     server_id: str
     sequence: int
-    """The last number that the journal had given when the image was taken."""
+    """Last sequence number of the journal at the time of the snapshot."""
     wall_ms: int
     groups: int
     body_bytes: int
-    """How long the rest is."""
+    """Length of the lines after the header."""
     crc32: int
 
 
@@ -41,7 +41,7 @@ class _Group(msgspec.Struct, frozen=True):
     cluster: str
     acting_master: bool
     zone: str | None
-    members: tuple[MemberImage, ...]
+    members: tuple[MemberSnapshot, ...]
     queues: list[tuple[QueueSettings, list[str]]]
     forbidden: frozenset[str]
     mappings: dict[str, StaticMapping]
@@ -52,12 +52,12 @@ _group_decoder: Final = msgspec.json.Decoder(_Group)
 _header_decoder: Final = msgspec.json.Decoder(Header)
 
 
-def encode_snapshot(image: TableImage, *, server_id: str, sequence: int, wall_ms: int) -> list[bytes]:
-    """Return an image as the lines of a file. Line by line, so that other threads get their turn.
+def encode_snapshot(snapshot: TableSnapshot, *, server_id: str, sequence: int, wall_ms: int) -> list[bytes]:
+    """Return a snapshot as the lines of a file. Encodes line by line, so that other threads can run.
 
     The lines are not joined: a large table has hundreds of megabytes.
     """
-    lines = [_encoder.encode(_to_line(group)) + b"\n" for group in image.groups]
+    lines = [_encoder.encode(_to_line(group)) + b"\n" for group in snapshot.groups]
     crc32 = 0
     for line in lines:
         crc32 = zlib.crc32(line, crc32)
@@ -65,39 +65,39 @@ def encode_snapshot(image: TableImage, *, server_id: str, sequence: int, wall_ms
     return [_encoder.encode(header) + b"\n", *lines]
 
 
-def decode_snapshot(content: bytes) -> tuple[Header, TableImage]:
-    """Return what a file holds.
+def decode_snapshot(content: bytes) -> tuple[Header, TableSnapshot]:
+    """Return header and snapshot of a file.
 
     Raises:
-        SnapshotError: It is not whole, or not of our form.
+        SnapshotError: It is damaged, or has another format.
     """
     first, _, body = content.partition(b"\n")
     try:
         header = _header_decoder.decode(first)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise SnapshotError("its first line is not that of a snapshot") from error
+        raise SnapshotError("its first line is not a snapshot header") from error
     if header.form != FORM or header.version != VERSION:
-        raise SnapshotError(f"it has the form {header.form} {header.version}, not {FORM} {VERSION}")
+        raise SnapshotError(f"its format is {header.form} {header.version} (expected {FORM} {VERSION})")
     if len(body) != header.body_bytes or zlib.crc32(body) != header.crc32:
         raise SnapshotError("its checksum is wrong")
     try:
-        image = TableImage(tuple(map(_from_line, body.splitlines())))
-        image.check()
-    except (msgspec.MsgspecError, ValueError, ImageError) as error:
-        raise SnapshotError(f"it does not hold a route table: {error}") from error
-    return header, image
+        snapshot = TableSnapshot(tuple(map(_from_line, body.splitlines())))
+        snapshot.check()
+    except (msgspec.MsgspecError, ValueError, InvalidSnapshotError) as error:
+        raise SnapshotError(f"it has no valid route table: {error}") from error
+    return header, snapshot
 
 
 def write_snapshot(path: Path, lines: Sequence[bytes]) -> None:
-    """Put a new snapshot in the place of the old one, on disk before this returns.
+    """Replace the snapshot file; it is on disk when this returns.
 
     Raises:
-        FileWriteError: The disk refused, and the old one is still there.
+        FileWriteError: The file cannot be written; the old one is unchanged.
     """
     replace_file(path, lines, keep_backup=False)
 
 
-def _to_line(group: GroupImage) -> _Group:
+def _to_line(group: GroupSnapshot) -> _Group:
     alike: dict[QueueSettings, list[str]] = {}
     for topic, settings in group.queues.items():
         alike.setdefault(settings, []).append(topic)
@@ -113,12 +113,12 @@ def _to_line(group: GroupImage) -> _Group:
     )
 
 
-def _from_line(line: bytes) -> GroupImage:
+def _from_line(line: bytes) -> GroupSnapshot:
     group = _group_decoder.decode(line)
     queues: dict[str, QueueSettings] = {}
     for settings, topics in group.queues:
         queues.update(dict.fromkeys(topics, settings))
-    return GroupImage(
+    return GroupSnapshot(
         name=group.name,
         cluster=group.cluster,
         acting_master=group.acting_master,

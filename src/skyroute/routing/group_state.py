@@ -1,15 +1,14 @@
-"""What the table keeps of one broker group, and what a broker's word would change in it.
+"""State of one broker group: its members, their leases, its topics.
 
-Records for whoever keeps a table, `RouteTable` or a replay of the journal: they write them, and everyone else is given
-values made from them. The methods of a group answer and compare; they never write, so that a registration can be
-weighed before anything is touched.
+Only `RouteTable` and a replay of the journal write these records; readers get values made from them. The methods of a
+group look up and compare. They never write: a registration is checked before anything changes.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from skyroute.routing.held_bytes import mapping_bytes, topic_bytes
+from skyroute.routing.memory_estimate import mapping_bytes, topic_bytes
 from skyroute.routing.registration import DataVersion, TopicTable
 from skyroute.routing.topology import MASTER_ID, BrokerGroup, BrokerKey, Permission, QueueSettings, StaticMapping
 
@@ -17,56 +16,56 @@ from skyroute.routing.topology import MASTER_ID, BrokerGroup, BrokerKey, Permiss
 _WRITE: Final = int(Permission.WRITE)
 
 UNKNOWN: Final = 1 << 63
-"""More bytes than any table grows by."""
+"""Marks a growth that is not computed yet; larger than any table."""
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class GroupMember:
     """One broker of a group, and its lease."""
 
-    group: "Group"
+    group: "GroupState"
     broker_id: int
     address: str
     ha_address: str | None
     version: DataVersion
     lease_s: float
     expires_at: float
-    holder: int
+    connection: int
     knows_acting: bool
-    """The broker says whether slaves may act for a master, yes or no; brokers before 5.0 do not."""
+    """Its registrations have the acting master flag, true or false; those of brokers before 5.0 do not."""
     fingerprint: bytes | None = None
     filter_servers: tuple[str, ...] = ()
     confirmed: bool = True
-    """It was heard from in this table's life; a restored one has yet to be."""
+    """False for a restored broker until its first request."""
     restored: bool = False
-    """Its topics are from before a restart, and it has not sent its whole table since."""
+    """Its topics are from a snapshot, and it has not sent its whole table since."""
     ticket: int = 0
-    """Of its last registration; a later registration has a larger one."""
+    """Arrival number of its last registration."""
     held: bool = False
-    """Its lease ran out once already and was lengthened."""
+    """Its lease expired and was extended by the mass expiry guard."""
 
     @property
     def key(self) -> BrokerKey:
         return BrokerKey(self.group.cluster, self.address)
 
     def renew(self, now: float) -> None:
-        """Believe it for another lease."""
+        """Start the lease again."""
         self.expires_at = now + self.lease_s
         self.held = False
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDelta:
-    """What would change in a group's queues and mappings."""
+    """A change of a group's queues and mappings."""
 
     added: Mapping[str, QueueSettings] = field(default_factory=dict)
     changed: Mapping[str, tuple[QueueSettings, QueueSettings]] = field(default_factory=dict)
     removed: Mapping[str, QueueSettings] = field(default_factory=dict)
     restored: frozenset[str] = frozenset()
-    """Topics that an operator had made read-only and that may be written again."""
+    """Topics that an operator had made read-only and that become writable again."""
     mappings: Mapping[str, tuple[StaticMapping | None, StaticMapping | None]] = field(default_factory=dict)
     queue_growth_bytes: int = UNKNOWN
-    """Approximate growth of the table by queues, in bytes. If it is not given, every name is read."""
+    """Approximate growth of the table by queues, in bytes. Computed from all names if it is not given."""
     growth_bytes: int = field(init=False)
     """Approximate growth of the table, in bytes."""
 
@@ -82,24 +81,24 @@ class QueueDelta:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
-    """Brokers of one name, and what they serve together."""
+class GroupState:
+    """A broker group: its members and the topics they serve."""
 
     name: str
     cluster: str
     acting_master: bool = False
     zone: str | None = None
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, GroupMember] = field(default_factory=dict)
     queues: dict[str, QueueSettings] = field(default_factory=dict)
-    """As the brokers gave them; `settings` is what clients may use."""
+    """As registered; `settings` is what clients may use."""
     forbidden: set[str] = field(default_factory=set)
-    """Topics that brokers would let clients write, and an operator does not."""
+    """Writable topics to which an operator forbade writes."""
     mappings: dict[str, StaticMapping] = field(default_factory=dict)
     """Only for topics that are in `queues`."""
     queue_bytes: int = 0
-    """Approximate memory of `queues`, by `held_bytes`."""
+    """Approximate memory of `queues`, by `memory_estimate`."""
     replacements: int = 0
-    """How often `queues` was replaced by another dictionary."""
+    """Number of times that `queues` was replaced by another dictionary."""
 
     @property
     def smallest(self) -> tuple[int, str] | None:
@@ -110,20 +109,20 @@ class Group:
         return broker_id, self.members[broker_id].address
 
     @property
-    def master(self) -> Member | None:
+    def master(self) -> GroupMember | None:
         return self.members.get(MASTER_ID)
 
-    def by_id(self) -> Iterator[Member]:
+    def by_id(self) -> Iterator[GroupMember]:
         return (self.members[broker_id] for broker_id in sorted(self.members))
 
-    def member_at(self, address: str) -> Member | None:
+    def member_at(self, address: str) -> GroupMember | None:
         return next((member for member in self.members.values() if member.address == address), None)
 
     def settings(self, topic: str) -> QueueSettings | None:
-        """What clients may do with a topic now.
+        """The queues of a topic with the permission in force now.
 
-        Write permission is worked out here and not stored: it comes back by itself with the master or the operator's
-        word, and to exactly what the broker had registered.
+        Write permission is computed and not stored: when the master returns, or the operator restores writes, it is
+        again what the broker registered.
         """
         settings = self.queues.get(topic)
         if settings is not None and (topic in self.forbidden or (self.acting_master and MASTER_ID not in self.members)):
@@ -131,7 +130,7 @@ class Group:
         return settings
 
     def writable(self) -> set[str]:
-        """Topics whose brokers let clients write."""
+        """Topics that are registered as writable."""
         return {topic for topic, settings in self.queues.items() if settings.permission & _WRITE}
 
     def to_value(self) -> BrokerGroup:
@@ -143,13 +142,13 @@ class Group:
             member.fingerprint = None
 
     def compare(self, table: TopicTable, *, whole: bool, delete_missing: bool) -> QueueDelta:
-        """What recording a broker's table would change.
+        """Return what a broker's table would change.
 
         Args:
             table: What the broker sent.
-            whole: Its word replaces what is known; otherwise it only fills what is missing, so that a heartbeat does
-                not undo an operator's ban on writes.
-            delete_missing: Topics it does not name are gone.
+            whole: It replaces known topics; otherwise it only adds missing ones, so that a repeated registration does
+                not restore writes that an operator forbade.
+            delete_missing: Remove topics that are not in the table.
         """
         queues, topics = self.queues, table.topics
         added, changed, removed = topics, {}, {}
@@ -180,7 +179,7 @@ class Group:
         return self._compare_mappings(table, whole=whole) | self._mappings_gone(removed)
 
     def compare_one(self, topic: str, settings: QueueSettings) -> QueueDelta:
-        """What announcing one topic would change. It lifts an operator's ban, as any new word on a topic does."""
+        """Return what registering one topic would change. It restores forbidden writes, as a new version does."""
         before = self.queues.get(topic)
         return QueueDelta(
             added={topic: settings} if before is None else {},
@@ -189,11 +188,11 @@ class Group:
         )
 
     def compare_without(self, topics: Mapping[str, QueueSettings]) -> QueueDelta:
-        """What deleting these topics, all of which the group has, would change."""
+        """Return what deleting these topics, which the group has, would change."""
         return QueueDelta(removed=topics, mappings=self._mappings_gone(topics))
 
     def compare_empty(self) -> QueueDelta:
-        """What deleting all topics would change."""
+        """Return what deleting all topics would change."""
         gone = {topic: (mapping, None) for topic, mapping in self.mappings.items()}
         return QueueDelta(removed=self.queues, mappings=gone, queue_growth_bytes=-self.queue_bytes)
 

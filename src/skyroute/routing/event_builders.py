@@ -1,4 +1,4 @@
-"""How the table words its events. Each returns nothing where nothing changed."""
+"""Builds the events of the route table. Functions that return a list return an empty one if nothing changed."""
 
 from skyroute.routing.events import (
     BrokerChanged,
@@ -11,15 +11,15 @@ from skyroute.routing.events import (
     SmallestIdChanged,
     WritesChanged,
 )
-from skyroute.routing.groups import Group, Member
+from skyroute.routing.group_state import GroupMember, GroupState
 from skyroute.routing.registration import DataVersion
 
-Standing = tuple[int, str | None, DataVersion]
-"""What may change of a broker that stays: its id, its replication address, its table's edition."""
+MemberFields = tuple[int, str | None, DataVersion]
+"""Fields of a registered broker that may change: id, replication address, version of its topic table."""
 
 
-def broker_joined(member: Member, cause: Cause = Cause.REGISTERED) -> BrokerJoined:
-    """A broker that was just put into its group."""
+def broker_joined(member: GroupMember, cause: Cause = Cause.REGISTERED) -> BrokerJoined:
+    """A broker was added to its group."""
     return BrokerJoined(
         cluster=member.group.cluster,
         broker_name=member.group.name,
@@ -28,26 +28,26 @@ def broker_joined(member: Member, cause: Cause = Cause.REGISTERED) -> BrokerJoin
         ha_address=member.ha_address,
         version=member.version,
         lease_s=member.lease_s,
-        holder=member.holder,
+        connection=member.connection,
         cause=cause,
     )
 
 
-def broker_confirmed(member: Member, cause: Cause) -> BrokerConfirmed:
-    """A restored broker that was just heard from."""
+def broker_confirmed(member: GroupMember, cause: Cause) -> BrokerConfirmed:
+    """A restored broker sent its first request since the restart."""
     return BrokerConfirmed(
         cluster=member.group.cluster,
         broker_name=member.group.name,
         broker_id=member.broker_id,
         address=member.address,
         version=member.version,
-        holder=member.holder,
+        connection=member.connection,
         cause=cause,
     )
 
 
-def lease_held(member: Member) -> LeaseHeld:
-    """A broker whose lease was just lengthened."""
+def lease_held(member: GroupMember) -> LeaseHeld:
+    """A broker's expired lease was extended."""
     return LeaseHeld(
         cluster=member.group.cluster,
         broker_name=member.group.name,
@@ -58,8 +58,8 @@ def lease_held(member: Member) -> LeaseHeld:
     )
 
 
-def broker_left(member: Member, cause: Cause, *, holder_is_idle: bool) -> BrokerLeft:
-    """A broker that was just taken out of its group."""
+def broker_left(member: GroupMember, cause: Cause, *, connection_is_unused: bool) -> BrokerLeft:
+    """A broker was removed from its group."""
     return BrokerLeft(
         cluster=member.group.cluster,
         broker_name=member.group.name,
@@ -67,13 +67,13 @@ def broker_left(member: Member, cause: Cause, *, holder_is_idle: bool) -> Broker
         address=member.address,
         cause=cause,
         version=member.version,
-        holder=member.holder,
-        holder_is_idle=holder_is_idle,
+        connection=member.connection,
+        connection_is_unused=connection_is_unused,
     )
 
 
-def broker_changed(member: Member, before: Standing, after: Standing) -> BrokerChanged:
-    """A broker that stays and has another standing."""
+def broker_changed(member: GroupMember, before: MemberFields, after: MemberFields) -> BrokerChanged:
+    """A registered broker has another id, replication address or version."""
     return BrokerChanged(
         cluster=member.group.cluster,
         broker_name=member.group.name,
@@ -88,7 +88,7 @@ def broker_changed(member: Member, before: Standing, after: Standing) -> BrokerC
 
 
 def group_placed(
-    group: Group,
+    group: GroupState,
     cluster: str,
     zone: str | None,
     *,
@@ -96,7 +96,7 @@ def group_placed(
     is_new: bool,
     cause: Cause = Cause.REGISTERED,
 ) -> list[GroupChanged]:
-    """What a registration says of a whole group, asked before it is written."""
+    """A registration changes its group. Call it before the change is written."""
     if not is_new and (group.cluster, group.zone, group.acting_master) == (cluster, zone, acting_master):
         return []
     return [
@@ -113,8 +113,8 @@ def group_placed(
     ]
 
 
-def group_gone(group: Group) -> GroupChanged:
-    """A group whose last broker left."""
+def group_gone(group: GroupState) -> GroupChanged:
+    """The last broker of a group left."""
     return GroupChanged(
         broker_name=group.name,
         cluster_before=group.cluster,
@@ -128,20 +128,20 @@ def group_gone(group: Group) -> GroupChanged:
 
 
 def writes_changed(
-    group: Group, cause: Cause, *, forbidden: frozenset[str] = frozenset(), restored: frozenset[str] = frozenset()
+    group: GroupState, cause: Cause, *, forbidden: frozenset[str] = frozenset(), restored: frozenset[str] = frozenset()
 ) -> list[WritesChanged]:
-    """An operator's ban that was laid or lifted."""
+    """An operator forbade or restored writes."""
     if not forbidden and not restored:
         return []
     return [WritesChanged(group.cluster, group.name, cause, forbidden=forbidden, restored=restored)]
 
 
 def smallest_changed(
-    group: Group, before: tuple[int, str] | None, cause: Cause, registrant: Member | None = None
+    group: GroupState, before: tuple[int, str] | None, cause: Cause, registrant: GroupMember | None = None
 ) -> list[SmallestIdChanged]:
-    """Tell who has the smallest id now, if that is another id than before and there is someone to tell.
+    """The smallest broker id of a group changed, and another broker needs the notice.
 
-    A broker that registers knows its own id; one that is left behind has to hear that it is the smallest.
+    A broker that registers knows its own id; a broker that stays does not know that it now has the smallest.
     """
     after = group.smallest
     if before is None or after is None or before[0] == after[0]:

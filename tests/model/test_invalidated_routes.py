@@ -1,4 +1,4 @@
-"""Whatever changes the bytes that a client is told of a topic, its watchers hear of.
+"""Every change of the bytes of a route invalidates its topic.
 
 The steps are those of the route table's own model test; after each, what every client could be told of every topic is
 compared with what it would have been told before.
@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import settings
 
-from skyroute.nameserver.invalidated_routes import COPIED_MAX, ManyTopics, touched_by, touched_topics
+from skyroute.nameserver.invalidated_routes import COPIED_MAX, ManyTopics, invalidated_by, invalidated_topics
 from skyroute.nameserver.server_events import KvChanged
 from skyroute.routing import discovery
 from skyroute.routing.events import BrokerConfirmed, LeaseHeld, RouteEvent
@@ -35,7 +35,7 @@ def told_of(table: RouteTable, topic: str) -> Told:
     return tuple(None if route is None else encode_route(route, Dialect.STRICT) for route in routes)
 
 
-class TouchedTopicsMachine(RouteTableMachine):
+class InvalidatedTopicsMachine(RouteTableMachine):
     def __init__(self) -> None:
         super().__init__()
         self.told: dict[str, Told] = {}
@@ -45,31 +45,31 @@ class TouchedTopicsMachine(RouteTableMachine):
         super().see(events, *args, **kwargs)
         before, self.told = self.told, {topic: told_of(self.table, topic) for topic in self.table.topics}
         differing = {topic for topic in before | self.told if before.get(topic) != self.told.get(topic)}
-        touched = set(touched_topics(self.table, touched_by(events)))
-        assert differing <= touched
+        invalidated = set(invalidated_topics(self.table, invalidated_by(events)))
+        assert differing <= invalidated
         if all(isinstance(event, BrokerConfirmed | LeaseHeld) for event in events):
-            assert touched == set()
+            assert invalidated == set()
 
 
-TestTouchedTopics = TouchedTopicsMachine.TestCase
-TestTouchedTopics.settings = settings(max_examples=60, stateful_step_count=30)
+TestInvalidatedTopics = InvalidatedTopicsMachine.TestCase
+TestInvalidatedTopics.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-def touched_by_kv(*keys: tuple[str, str]) -> Collection[str]:
+def invalidated_by_kv(*keys: tuple[str, str]) -> Collection[str]:
     changes = [KvChanged(namespace, key, None, "broker-a:8", "10.0.0.9:1") for namespace, key in keys]
-    return touched_topics(RouteTable(), touched_by(changes))
+    return invalidated_topics(RouteTable(), invalidated_by(changes))
 
 
 def test_the_order_of_a_topic_is_part_of_its_route() -> None:
-    assert touched_by_kv((ORDER_TOPICS, "Orders"), ("other", "Payments"), (ORDER_TOPICS, "no\nname")) == {"Orders"}
+    assert invalidated_by_kv((ORDER_TOPICS, "Orders"), ("other", "Payments"), (ORDER_TOPICS, "no\nname")) == {"Orders"}
 
 
-def test_very_many_topics_are_touched_without_a_copy_of_their_names() -> None:
+def test_many_invalidated_topics_are_not_copied() -> None:
     table = RouteTable()
     topics = [f"T{at}" for at in range(COPIED_MAX + 1)]
-    events = table.register(registration(topics=topics), holder=1, now=0.0).events
-    touched = touched_topics(table, touched_by(events))
-    assert isinstance(touched, ManyTopics)
-    assert set(touched) == set(topics)
-    assert "T7" in touched
-    assert "other" not in touched
+    events = table.register(registration(topics=topics), connection=1, now=0.0).events
+    invalidated = invalidated_topics(table, invalidated_by(events))
+    assert isinstance(invalidated, ManyTopics)
+    assert set(invalidated) == set(topics)
+    assert "T7" in invalidated
+    assert "other" not in invalidated

@@ -1,20 +1,21 @@
-"""A route table as a value: what is kept over a restart, and nothing that only a living connection can say.
+"""A snapshot of the route table: what is kept over a restart of the name server.
 
-Leases, holders and fingerprints are left out: a restored broker has yet to be heard from, and its next body is decoded.
+Without expiry times, connections and fingerprints: a restored broker has to confirm that it is alive, and its next
+registration is decoded.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from skyroute.routing.errors import ImageError
-from skyroute.routing.groups import Group, Member
-from skyroute.routing.held_bytes import MEMBER_BYTES, mapping_bytes, server_bytes, topic_bytes
+from skyroute.routing.errors import InvalidSnapshotError
+from skyroute.routing.group_state import GroupMember, GroupState
+from skyroute.routing.memory_estimate import MEMBER_BYTES, mapping_bytes, server_bytes, topic_bytes
 from skyroute.routing.registration import DataVersion
 from skyroute.routing.topology import QueueSettings, StaticMapping
 
 
 @dataclass(frozen=True, slots=True)
-class MemberImage:
+class MemberSnapshot:
     """One broker of a group."""
 
     broker_id: int
@@ -25,28 +26,28 @@ class MemberImage:
     knows_acting: bool
     filter_servers: tuple[str, ...] = ()
     left_s: float | None = None
-    """How long it is still believed, where it was itself restored and not heard from; a row of restarts ends too."""
+    """Rest of its lease if it is unconfirmed: several restarts in a row must not extend a lease each time."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupImage:
-    """One broker group and what it serves."""
+class GroupSnapshot:
+    """One broker group and its topics."""
 
     name: str
     cluster: str
     acting_master: bool
     zone: str | None
-    members: tuple[MemberImage, ...]
+    members: tuple[MemberSnapshot, ...]
     queues: Mapping[str, QueueSettings]
     forbidden: frozenset[str]
     mappings: Mapping[str, StaticMapping]
 
 
 @dataclass(frozen=True, slots=True)
-class TableImage:
-    """Every group at one instant."""
+class TableSnapshot:
+    """All broker groups at one instant."""
 
-    groups: tuple[GroupImage, ...] = ()
+    groups: tuple[GroupSnapshot, ...] = ()
 
     @property
     def broker_count(self) -> int:
@@ -57,7 +58,7 @@ class TableImage:
         return sum(len(group.queues) for group in self.groups)
 
     @property
-    def held_bytes(self) -> int:
+    def registration_bytes(self) -> int:
         """Approximate memory of it in a table, in bytes."""
         return sum(
             topic_bytes(group.queues)
@@ -67,45 +68,47 @@ class TableImage:
         )
 
     def check(self) -> None:
-        """Hold it against what is true of every table.
+        """Check what is true of every route table.
 
         Raises:
-            ImageError: It is not the image of a table.
+            InvalidSnapshotError: The snapshot contradicts itself.
         """
         names = {group.name for group in self.groups}
         ids = {(group.name, member.broker_id) for group in self.groups for member in group.members}
         keys = {(group.cluster, member.address) for group in self.groups for member in group.members}
         if len(names) != len(self.groups):
-            raise ImageError("two broker groups have one name")
+            raise InvalidSnapshotError("two broker groups have the same name")
         if not len(ids) == len(keys) == self.broker_count:
-            raise ImageError("two brokers have one id or one address")
+            raise InvalidSnapshotError("two brokers have the same id or address")
         for group in self.groups:
             if not group.members:
-                raise ImageError(f"broker group {group.name} has no broker")
+                raise InvalidSnapshotError(f"broker group {group.name} has no broker")
             if not group.forbidden | group.mappings.keys() <= group.queues.keys():
-                raise ImageError(f"broker group {group.name} has words on topics that it does not serve")
+                raise InvalidSnapshotError(
+                    f"broker group {group.name} has forbidden writes or mappings of topics that it does not serve"
+                )
 
 
-def image_of(groups: Iterable[Group], now: float) -> TableImage:
-    """Return what these groups hold now; the copy takes milliseconds for hundreds of thousands of topics."""
-    return TableImage(tuple(_image_of_group(group, now) for group in groups))
+def snapshot_of(groups: Iterable[GroupState], now: float) -> TableSnapshot:
+    """Return a snapshot of these groups; the copy takes milliseconds for hundreds of thousands of topics."""
+    return TableSnapshot(tuple(_snapshot_of_group(group, now) for group in groups))
 
 
-def _image_of_group(group: Group, now: float) -> GroupImage:
-    return GroupImage(
+def _snapshot_of_group(group: GroupState, now: float) -> GroupSnapshot:
+    return GroupSnapshot(
         name=group.name,
         cluster=group.cluster,
         acting_master=group.acting_master,
         zone=group.zone,
-        members=tuple(_image_of_member(member, now) for member in group.by_id()),
+        members=tuple(_snapshot_of_member(member, now) for member in group.by_id()),
         queues=dict(group.queues),
         forbidden=frozenset(group.forbidden),
         mappings=dict(group.mappings),
     )
 
 
-def _image_of_member(member: Member, now: float) -> MemberImage:
-    return MemberImage(
+def _snapshot_of_member(member: GroupMember, now: float) -> MemberSnapshot:
+    return MemberSnapshot(
         broker_id=member.broker_id,
         address=member.address,
         ha_address=member.ha_address,

@@ -1,4 +1,4 @@
-"""Approximate memory of registrations in a table: the base of a bound, not a measurement."""
+"""Approximate memory of registrations, for the bound `registrationBytesMax`; not a measurement."""
 
 from collections.abc import Collection
 from typing import Final
@@ -6,34 +6,34 @@ from typing import Final
 from skyroute.routing.topology import StaticMapping
 
 ENTRY_BYTES: Final = 192
-"""Of one topic of one group besides its name: its places in two dictionaries, its settings, an object's head."""
+"""Of one topic of one group besides its name: two dictionary entries, its settings, an object header."""
 MEMBER_BYTES: Final = 4096
 """Of one broker besides its filter servers; names and addresses are short."""
 SERVER_BYTES: Final = 64
 MAPPING_BYTES: Final = 512
 MAPPED_QUEUE_BYTES: Final = 128
 _WIDE_CHAR_BYTES: Final = 6
-"""Of a character in a text that is not ASCII, with the copy that Python keeps once it was encoded."""
+"""Of a character in a text that is not ASCII, with the UTF-8 copy that Python caches."""
 
 
 def text_bytes(texts: Collection[str]) -> int:
-    """Return what texts take, without the heads of their objects."""
+    """Return the bytes of texts, without object headers."""
     together = "".join(texts)
-    if together.isascii():  # nearly always, and much quicker than one by one
+    if together.isascii():  # the usual case, much faster than one by one
         return len(together)
     return sum(len(text) * (1 if text.isascii() else _WIDE_CHAR_BYTES) for text in texts)
 
 
 def topic_bytes(topics: Collection[str]) -> int:
-    """Return what the topics of one group take."""
+    """Return the bytes of the topics of one group."""
     return ENTRY_BYTES * len(topics) + text_bytes(topics)
 
 
 def server_bytes(filter_servers: Collection[str]) -> int:
-    """Return what the filter servers of one broker take."""
+    """Return the bytes of the filter servers of one broker."""
     return SERVER_BYTES * len(filter_servers) + text_bytes(filter_servers)
 
 
 def mapping_bytes(mapping: StaticMapping | None) -> int:
-    """Return what a group's part of a static topic takes."""
+    """Return the bytes of a group's mapping of a static topic."""
     return 0 if mapping is None else MAPPING_BYTES + MAPPED_QUEUE_BYTES * len(mapping.current_ids)

@@ -1,4 +1,4 @@
-"""Asynchronous lines to a server, and a broker's ear, on the independent codec of `raw`: no line of `skyroute`."""
+"""Asynchronous connections to a server, and a broker that only listens, on the independent codec of `raw`."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import contextlib
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.support.raw import ClosedError, Command, Form, Request, decode, encode, split_address
+from tests.support.waiting import eventually
 
 WAIT_S = 10.0
 """How long any single wait may take before the test fails."""
 
 TLS_GOODBYE_S = 0.05
-"""How long a TLS line waits for the other side's goodbye when it closes."""
+"""How long a TLS connection waits for the server's close_notify when it closes."""
 
 
-class AsyncLine:
-    """One connection to a server. Frames that nobody asked for are kept in `strays`."""
+class AsyncConnection:
+    """One connection to a server. Frames that answer no pending call are kept in `strays`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, form: Form = "json") -> None:
         self.form: Form = form
@@ -31,18 +32,18 @@ class AsyncLine:
         self._opaque = 0
 
     @property
-    def own_address(self) -> str:
+    def local_address(self) -> str:
         """Our end as `host:port`."""
         name = self._writer.get_extra_info("sockname")
         return f"{name[0]}:{name[1]}"
 
     async def call(self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b"") -> Command:
-        """Ask and wait for the answer."""
+        """Send a request and return its response."""
         opaque = await self.send(code, fields, body)
         return await self.answer(opaque)
 
     async def answer(self, opaque: int) -> Command:
-        """Wait for the answer to a request that `send` wrote."""
+        """Return the response to a request that `send` wrote."""
         for at, stray in enumerate(self.strays):
             if stray.is_reply and stray.opaque == opaque:
                 return self.strays.pop(at)
@@ -52,14 +53,16 @@ class AsyncLine:
                 return command
             self.strays.append(command)
 
-    async def tell(self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b"") -> None:
-        """Say it one-way: no answer may come."""
+    async def send_oneway(
+        self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> None:
+        """Send a one-way request: the server must not respond."""
         await self.send(code, fields, body, flag=2)
 
     async def send(
         self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b"", *, flag: int = 0
     ) -> int:
-        """Write one request without waiting; gives its id."""
+        """Write one request without waiting; return its id."""
         request = code if isinstance(code, Request) else Request(code, fields or {}, body)
         self._opaque += 1
         await self.write(encode(request, self._opaque, form=self.form, flag=flag))
@@ -71,10 +74,10 @@ class AsyncLine:
             await self._writer.drain()
 
     async def receive(self) -> Command:
-        """The next frame, whatever it is.
+        """Return the next frame of any kind.
 
         Raises:
-            ClosedError: The server hung up.
+            ClosedError: The server closed the connection.
         """
         async with asyncio.timeout(WAIT_S):
             try:
@@ -84,24 +87,24 @@ class AsyncLine:
                 raise ClosedError("closed by the server") from error
 
     async def until_closed(self) -> None:
-        """Wait until the server hangs up; frames that still come are kept as strays."""
+        """Wait until the server closes the connection; keep frames that still arrive as strays."""
         with contextlib.suppress(ClosedError):
             while True:
                 self.strays.append(await self.receive())
 
-    def stop_listening(self) -> None:
-        """Leave what comes to the system's buffer, which is soon full."""
+    def pause_reading(self) -> None:
+        """Stop reading, so that the socket's receive buffer fills."""
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]  # its type is too general
 
-    def listen_again(self) -> None:
+    def resume_reading(self) -> None:
         self._writer.transport.resume_reading()  # type: ignore[attr-defined]  # its type is too general
 
-    def say_no_more(self) -> None:
-        """Close our half; answers can still come."""
+    def write_eof(self) -> None:
+        """Close our half; responses can still arrive."""
         self._writer.write_eof()
 
     def abort(self) -> None:
-        """Cut the line without a goodbye."""
+        """Close the connection at once, without flushing."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
@@ -111,16 +114,26 @@ class AsyncLine:
                 await self._writer.wait_closed()
 
 
+async def accepts_connections(address: str) -> bool:
+    """Whether a server listens on `host:port`."""
+    try:
+        _, writer = await asyncio.open_connection(*split_address(address))
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
 @asynccontextmanager
-async def line_to(
+async def connection_to(
     address: str,
     *,
     form: Form = "json",
     tls: ssl.SSLContext | None = None,
     prologue: bytes = b"",
     receive_buffer_bytes: int | None = None,
-) -> AsyncIterator[AsyncLine]:
-    """A connection to `host:port`, closed at the end; `prologue` goes out before anything else, TLS included."""
+) -> AsyncIterator[AsyncConnection]:
+    """Connect to `host:port`, and close at the end; `prologue` is sent first, before TLS."""
     host, port = split_address(address)
     host = host.strip("[]")
     loop = asyncio.get_running_loop()
@@ -139,38 +152,38 @@ async def line_to(
     except BaseException:
         opened.close()
         raise
-    line = AsyncLine(reader, writer, form)
+    connection = AsyncConnection(reader, writer, form)
     try:
-        yield line
+        yield connection
     finally:
-        await line.close()
+        await connection.close()
 
 
-class Ear:
-    """A broker that listens: whatever a name server says to it can be taken from here in order."""
+class ListeningBroker:
+    """A broker that only listens, and gives out the requests of a name server in order."""
 
     def __init__(self) -> None:
         self.address = ""
-        self._heard: asyncio.Queue[Command] = asyncio.Queue()
+        self._received: asyncio.Queue[Command] = asyncio.Queue()
         self._writers: set[asyncio.StreamWriter] = set()
 
     @property
-    def is_silent(self) -> bool:
-        """Nothing is left to take."""
-        return self._heard.empty()
+    def is_drained(self) -> bool:
+        """Whether every received request was taken."""
+        return self._received.empty()
 
-    async def hear(self) -> Command:
-        """The next request said to this broker."""
+    async def receive(self) -> Command:
+        """Return the next request."""
         async with asyncio.timeout(WAIT_S):
-            return await self._heard.get()
+            return await self._received.get()
 
     def hang_up(self) -> None:
-        """Cut every connection, and go on listening for new ones."""
+        """Close every connection, and keep listening."""
         for writer in list(self._writers):
             writer.transport.abort()
 
-    async def until_alone(self) -> None:
-        """Wait until nobody is connected to it."""
+    async def until_disconnected(self) -> None:
+        """Wait until no connection is open."""
         await eventually(lambda: not self._writers)
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -178,7 +191,7 @@ class Ear:
         try:
             while True:
                 (length,) = struct.unpack(">I", await reader.readexactly(4))
-                self._heard.put_nowait(decode(await reader.readexactly(length)))
+                self._received.put_nowait(decode(await reader.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
             writer.transport.abort()
         finally:
@@ -186,9 +199,9 @@ class Ear:
 
 
 @asynccontextmanager
-async def ear(*, tls: ssl.SSLContext | None = None) -> AsyncIterator[Ear]:
-    """A fake broker that listens on a port of loopback."""
-    broker = Ear()
+async def listening_broker(*, tls: ssl.SSLContext | None = None) -> AsyncIterator[ListeningBroker]:
+    """Listen as a broker on a port of loopback."""
+    broker = ListeningBroker()
     listening = await asyncio.start_server(broker._listen, "127.0.0.1", 0, ssl=tls)
     broker.address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     try:
@@ -196,18 +209,4 @@ async def ear(*, tls: ssl.SSLContext | None = None) -> AsyncIterator[Ear]:
     finally:
         listening.close()
         broker.hang_up()
-        await broker.until_alone()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for a state that is visible from outside and announces itself to nobody."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - nobody could set an event
-            await asyncio.sleep(0.001)
-
-
-async def until(ask: Callable[[], Awaitable[bool]]) -> None:
-    """The same where the state must be asked for."""
-    async with asyncio.timeout(WAIT_S):
-        while not await ask():  # noqa: ASYNC110 - nobody could set an event
-            await asyncio.sleep(0.001)
+        await broker.until_disconnected()
