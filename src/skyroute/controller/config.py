@@ -126,6 +126,20 @@ class ControllerConfig(ServerConfig):
             raise ConfigError(f"metricsPort from {origin} is not supported: the controller has no metrics pages")
 
 
+@dataclass(slots=True, kw_only=True)
+class EmbeddedControllerConfig(ControllerConfig):
+    """The settings of a controller in the process of a name server, from the name server's properties file."""
+
+    listen_port: int = setting("controllerListenPort", Scope.OWN, DEFAULT_PORT, at_most=65535)
+
+    def _check_supported(self, parsed: Mapping[str, Value | None], origin: str) -> None:
+        own = {key: value for key, value in parsed.items() if key != "metricsPort"}  # that one is the name server's
+        super(EmbeddedControllerConfig, self)._check_supported(own, origin)
+
+    def _belongs_to_another_server(self, key: str) -> bool:
+        return True
+
+
 def _parse_peers(text: str) -> dict[str, str]:
     """Return addresses by id.
 

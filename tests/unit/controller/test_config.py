@@ -1,10 +1,13 @@
 """The settings of a controller, in Apache's words."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from skyroute.controller.config import ControllerConfig
+from skyroute.controller.config import ControllerConfig, EmbeddedControllerConfig
+from skyroute.settings.config import ServerConfig
+from skyroute.settings.controller_keys import CONTROLLER_KEYS
 from skyroute.settings.errors import ConfigError
 
 APACHES_SAMPLE = """\
@@ -44,6 +47,20 @@ def test_the_id_may_come_from_the_command_line(tmp_path: Path) -> None:
     assert ControllerConfig.load(str(path), options={"controllerDLegerSelfId": "n1"}).port == 9978
     with pytest.raises(ConfigError, match="controllerDLegerSelfId=n0 is not in"):
         _ = ControllerConfig.load(str(path)).port
+
+
+def test_a_name_server_knows_the_names_of_a_controllers_settings() -> None:
+    known = {each.metadata["setting"] for each in fields(EmbeddedControllerConfig) if "setting" in each.metadata}
+    common = {each.metadata["setting"].key for each in fields(ServerConfig) if "setting" in each.metadata}
+    own = {setting.key for setting in known} - common
+    inert = ControllerConfig.INERT.keys() - ServerConfig.INERT.keys()
+    assert {"configBlackList", *own, *inert} == CONTROLLER_KEYS
+
+
+def test_an_embedded_controller_leaves_the_settings_of_the_name_server(caplog: pytest.LogCaptureFixture) -> None:
+    options = {"listenPort": "9876", "metricsPort": "9901", "kvConfigPath": "/x", "controllerListenPort": "9999"}
+    assert EmbeddedControllerConfig.load(options=options).port == 9999
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(
