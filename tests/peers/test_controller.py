@@ -1,99 +1,14 @@
-"""Apache's brokers in controller mode on our controller: join, fail over under load, return."""
+"""Apache's brokers in controller mode on our controller: join, fail over under load, return; mqadmin."""
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
 from pathlib import Path
 
-from skyroute import Message
-from skyroute.blocking import Producer, PullConsumer
-from skyroute.errors import SkyrouteError
-from tests.support.apache import ApacheBroker, PeerProcess, SkyrouteNameServer, eventually, properties
+from tests.peers.test_mqadmin import MqAdmin
+from tests.support.apache import SkyrouteNameServer
+from tests.support.controlled_brokers import JOIN_S, Load, SkyrouteController, broker, read_all
 from tests.support.raw import RawConnection
-
-JOIN_S = 60.0
-"""A slave connects, is caught up, and the master looks every five seconds."""
-
-
-class SkyrouteController(PeerProcess):
-    """Our controller as a process."""
-
-    def prepare(self) -> None:
-        values = {
-            "controllerDLegerPeers": f"n0-{self.address}",
-            "controllerDLegerSelfId": "n0",
-            "controllerStorePath": str(self.home),
-            "bindAddress": "127.0.0.1",
-        }
-        (self.home / "controller.conf").write_text(properties(values))
-
-    def command(self) -> list[str]:
-        return [sys.executable, "-m", "skyroute", "controller", "-c", str(self.home / "controller.conf")]
-
-    def group(self) -> tuple[int | None, int, list[int]]:
-        """Master, its epoch, and the sync state set."""
-        with RawConnection(self.address) as line:
-            answer = line.call(1004, {"brokerName": "pair"})
-            master = answer.fields.get("masterBrokerId")
-            epoch = int(answer.fields.get("masterEpoch", "0"))
-            return int(master) if master else None, epoch, sorted(answer.value["syncStateSet"]) if answer.body else []
-
-
-class Load(threading.Thread):
-    """Sends until told to stop, and remembers what was acknowledged."""
-
-    def __init__(self, name_server: str) -> None:
-        super().__init__()
-        self.acknowledged: list[bytes] = []
-        self.ended = threading.Event()
-        self._name_server = name_server
-
-    def run(self) -> None:
-        number = 0
-        with Producer("load", name_servers=self._name_server) as producer:
-            while not self.ended.is_set():
-                number += 1
-                body = b"message %d" % number
-                try:
-                    producer.send(Message("Failover", body))
-                except SkyrouteError:
-                    self.ended.wait(0.02)
-                else:
-                    self.acknowledged.append(body)
-
-    def until(self, count: int) -> None:
-        eventually(lambda: len(self.acknowledged) >= count, timeout_s=30.0, what=f"{count} messages")
-
-
-def broker(home: Path, name_server: str, controller: str) -> ApacheBroker:
-    settings = {
-        "brokerId": "-1",
-        "brokerRole": "SLAVE",
-        "enableControllerMode": "true",
-        "controllerAddr": controller,
-        "allAckInSyncStateSet": "true",
-        "storePathEpochFile": str(home / "store" / "epochFileCheckpoint"),
-        "storePathBrokerIdentity": str(home / "store" / "brokerIdentity"),
-    }
-    return ApacheBroker("pair", home, [name_server], config=settings)
-
-
-def read_all(name_server: str) -> set[bytes]:
-    found: set[bytes] = set()
-    with PullConsumer("reader", name_servers=name_server) as consumer:
-        queues = list(consumer.queues("Failover"))
-        consumer.assign(queues)
-        for queue in queues:
-            consumer.seek_to_begin(queue)
-        quiet_since = time.monotonic()
-        while time.monotonic() - quiet_since < 5.0:
-            messages = consumer.poll(1.0)
-            found.update(message.body for message in messages)
-            if messages:
-                quiet_since = time.monotonic()
-    return found
+from tests.support.waiting import wait_until
 
 
 def test_no_acknowledged_message_is_lost_when_the_master_is_killed(lib: Path, tmp_path: Path) -> None:
@@ -103,40 +18,80 @@ def test_no_acknowledged_message_is_lost_when_the_master_is_killed(lib: Path, tm
         broker(tmp_path / "one", server.address, controller.address) as first,
         broker(tmp_path / "two", server.address, controller.address),
     ):
-        eventually(lambda: controller.group() == (1, 1, [1, 2]), timeout_s=JOIN_S, what="both in the sync state set")
+        wait_until(lambda: controller.group() == (1, 1, [1, 2]), "both in the sync state set", timeout_s=JOIN_S)
         load = Load(server.address)
         load.start()
         try:
             load.until(300)
             first.kill()
-            eventually(lambda: controller.group()[:2] == (2, 2), timeout_s=5.0, what="a new master")
+            wait_until(lambda: controller.group()[:2] == (2, 2), "a new master", timeout_s=5.0)
             load.until(len(load.acknowledged) + 300)
             first.start()
-            eventually(lambda: controller.group() == (2, 2, [1, 2]), timeout_s=JOIN_S, what="the old master follows")
+            wait_until(lambda: controller.group() == (2, 2, [1, 2]), "the old master follows", timeout_s=JOIN_S)
         finally:
             load.ended.set()
             load.join()
         assert set(load.acknowledged) <= read_all(server.address)
 
 
-def test_brokers_keep_their_roles_while_the_controller_restarts(lib: Path, tmp_path: Path) -> None:
+def operate_with_mqadmin(
+    lib: Path, java_classes: Path, folder: Path, server: SkyrouteNameServer, controller: SkyrouteController
+) -> None:
+    """Run every command of mqadmin about controllers; broker 2 becomes master of epoch 2."""
+    (folder / "mqadmin").mkdir()
+    admin = MqAdmin(lib, java_classes, folder / "mqadmin")
+    address = controller.address
+    try:
+        admin.run("getControllerMetaData", "-a", address)  # the first command also prints how logging was set up
+        said = admin.run("getControllerMetaData", "-a", address)
+        assert said.split() == [
+            *("#ControllerGroup", "skyroute-controller", "#ControllerLeaderId", "n0"),
+            *("#ControllerLeaderAddress", address, "#Peer:", f"n0:{address}"),
+        ]
+        said = admin.run("getSyncStateSet", "-a", address, "-b", "pair")
+        assert "#MasterBrokerId\t1\n" in said
+        assert "#SyncStateSetNums\t2\n" in said
+        assert said.count("InSyncReplica:") == 2
+        said = admin.run("electMaster", "-a", address, "-c", "PeerCluster", "-bn", "pair", "-b", "2")
+        assert "#MasterEpoch\t2\n" in said
+        wait_until(lambda: controller.group() == (2, 2, [1, 2]), "the old master follows", timeout_s=JOIN_S)
+        said = admin.run("electMaster", "-a", address, "-c", "PeerCluster", "-bn", "pair", "-b", "9")
+        assert "2012" in said
+        said = admin.run("getBrokerEpoch", "-n", server.address, "-b", "pair")
+        assert said.count("#brokerName\tpair") == 2
+        assert said.count("epoch=2") == 2
+        said = admin.run("cleanBrokerMetadata", "-a", address, "-c", "PeerCluster", "-bn", "pair", "-b", "1")
+        assert "2009" in said
+        said = admin.run("updateControllerConfig", "-a", address, "-k", "electMasterMaxRetryCount", "-v", "5")
+        assert "update controller config success!" in said
+        said = admin.run("getControllerConfig", "-a", address)
+        assert "electMasterMaxRetryCount" in said
+        assert "=  5\n" in said
+    finally:
+        admin.close()
+
+
+def test_mqadmin_operates_a_group_that_outlives_a_restart_of_the_controller(
+    lib: Path, java_classes: Path, tmp_path: Path
+) -> None:
     with (
         SkyrouteNameServer("name server", tmp_path / "ns") as server,
         SkyrouteController("controller", tmp_path / "controller") as controller,
-        broker(tmp_path / "one", server.address, controller.address) as first,
-        broker(tmp_path / "two", server.address, controller.address),
+        broker(tmp_path / "one", server.address, controller.address),
+        broker(tmp_path / "two", server.address, controller.address) as second,
     ):
-        eventually(lambda: controller.group() == (1, 1, [1, 2]), timeout_s=JOIN_S, what="both in the sync state set")
+        wait_until(lambda: controller.group() == (1, 1, [1, 2]), "both in the sync state set", timeout_s=JOIN_S)
+        operate_with_mqadmin(lib, java_classes, tmp_path, server, controller)
         controller.kill()
         controller.start()
         with RawConnection(controller.address) as line:
-            eventually(
+            wait_until(
                 lambda: line.call(1006, body=b'["pair"]').text.count('"alive":true') == 2,
+                "both brokers are heard again",
                 timeout_s=JOIN_S,
-                what="both brokers are heard again",
             )
-        assert controller.group() == (1, 1, [1, 2])
+        assert controller.group() == (2, 2, [1, 2])
         controller.kill()
-        first.kill()
+        second.kill()
         controller.start()
-        eventually(lambda: controller.group()[:2] == (2, 2), timeout_s=JOIN_S, what="the dead master is replaced")
+        wait_until(lambda: controller.group()[:2] == (1, 3), "the dead master is replaced", timeout_s=JOIN_S)

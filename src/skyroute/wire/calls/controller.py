@@ -520,6 +520,132 @@ def decode_sync_state(body: bytes) -> SyncStateFields:
     return SyncStateFields(frozenset(decoded.sync_state_set), decoded.sync_state_set_epoch)
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaGroup:
+    """A broker group in the response to a query for replicas."""
+
+    master: MasterFields
+    replicas: tuple[ReplicaFields, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch of a broker's log. The newest ends where the log ends."""
+
+    number: int
+    start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochHistory:
+    """The epochs of a broker's log, oldest first (1007)."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    epochs: tuple[Epoch, ...]
+    max_offset: int
+
+
+class _Replica(msgspec.Struct, rename="camel"):
+    broker_id: Int64
+    broker_address: str
+    alive: bool | None = None
+
+
+class _ReplicasInfo(msgspec.Struct, rename="camel"):
+    master_broker_id: Int64 | None = None
+    master_address: str | None = None
+    master_epoch: Int32 | None = None
+    sync_state_set_epoch: Int32 | None = None
+    in_sync_replicas: list[_Replica] = []
+    not_in_sync_replicas: list[_Replica] = []
+
+
+class _ReplicasInfoTable(msgspec.Struct, rename="camel"):
+    replicas_info_table: dict[str, _ReplicasInfo] = {}
+
+
+class _Epoch(msgspec.Struct, rename="camel"):
+    epoch: Int32
+    start_offset: Int64
+    end_offset: Int64 = _INT64_MAX
+
+
+class _EpochHistory(msgspec.Struct, rename="camel"):
+    cluster_name: str = ""
+    broker_name: str = ""
+    broker_id: Int64 = 0
+    epoch_list: list[_Epoch] = []
+    max_offset: Int64 = 0
+
+
+def encode_controllers_query() -> Request:
+    """Ask a controller which one leads."""
+    return Request(RequestCode.CONTROLLER_GET_METADATA_INFO)
+
+
+def decode_controllers(response: Response) -> ControllerFields:
+    """Decode the leading controller and its peers.
+
+    Raises:
+        FieldError: a field is invalid.
+    """
+    fields = response.fields or {}
+    peers = (part.partition(":") for part in fields.get("peers", "").split(";") if part)
+    return ControllerFields(
+        fields.get("group", ""),
+        fields.get("controllerLeaderId", ""),
+        fields.get("controllerLeaderAddress", ""),
+        truth(fields, "isLeader"),
+        {peer: address for peer, _, address in peers},
+    )
+
+
+def decode_sync_states(body: bytes) -> dict[str, ReplicaGroup]:
+    """Decode the replicas of groups, by broker name.
+
+    Raises:
+        BodyError: the body is invalid.
+    """
+    decoded = read_body(body, _ReplicasInfoTable, "the replicas of broker groups")
+    return {name: _replica_group(info) for name, info in sorted(decoded.replicas_info_table.items())}
+
+
+def _replica_group(info: _ReplicasInfo) -> ReplicaGroup:
+    sides = ((info.in_sync_replicas, True), (info.not_in_sync_replicas, False))
+    return ReplicaGroup(
+        MasterFields(info.master_broker_id, info.master_address, info.master_epoch, info.sync_state_set_epoch),
+        tuple(
+            ReplicaFields(each.broker_id, each.broker_address, bool(each.alive), is_in_sync)
+            for side, is_in_sync in sides
+            for each in side
+        ),
+    )
+
+
+def encode_epochs_query() -> Request:
+    """Ask a broker for the epochs of its log."""
+    return Request(RequestCode.GET_BROKER_EPOCH_CACHE)
+
+
+def decode_epochs(body: bytes) -> EpochHistory:
+    """Decode the epochs of a broker's log.
+
+    Raises:
+        BodyError: the body is invalid.
+    """
+    found = read_body(body, _EpochHistory, "the epochs of a broker")
+    return EpochHistory(
+        *(found.cluster_name, found.broker_name, found.broker_id),
+        tuple(
+            Epoch(each.epoch, each.start_offset, min(each.end_offset, found.max_offset)) for each in found.epoch_list
+        ),
+        found.max_offset,
+    )
+
+
 def decode_next_id(response: Response) -> int:
     """Decode the id to apply for.
 
