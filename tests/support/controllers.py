@@ -10,7 +10,7 @@ from typing import Any
 
 from skyroute.controller.config import ControllerConfig
 from skyroute.controller.failover import Failover
-from skyroute.controller.server import ControllerServer
+from skyroute.controller.server import ControllerServer, Record
 from tests.support.clock import ManualClock
 from tests.support.connections import AsyncConnection, ListeningBroker, connection_to, listening_broker
 from tests.support.raw import Command
@@ -49,7 +49,7 @@ class RunningController:
 
 
 @asynccontextmanager
-async def running(folder: Path, **settings: Any) -> AsyncIterator[RunningController]:
+async def running(folder: Path, record: Record | None = None, **settings: Any) -> AsyncIterator[RunningController]:
     values: dict[str, Any] = {
         "listen_port": 0,
         "bind_address": "127.0.0.1",
@@ -57,7 +57,7 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[RunningControl
         "store_path": str(folder),
     }
     clock = ManualClock()
-    server = ControllerServer(ControllerConfig(**(values | settings)), clock=clock)
+    server = ControllerServer(ControllerConfig(**(values | settings)), clock=clock, record=record)
     await server.start()
     try:
         yield RunningController(server, clock)

@@ -1,6 +1,7 @@
 """`skyroute nameserver`: takes the options of mqnamesrv."""
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,7 @@ from skyroute.cli.options import CONTEXT, examples, metrics_option, settings_opt
 if TYPE_CHECKING:
     from skyroute.controller.config import ControllerConfig
     from skyroute.controller.server import ControllerServer
+    from skyroute.nameserver.server import NameServer
 
 
 @click.command(
@@ -72,7 +74,7 @@ def nameserver(
         run(
             "name server",
             [config] if controller is None else [config, controller],
-            [server] if controller is None else [server, _controller_server(controller)],
+            [server] if controller is None else [server, _controller_server(controller, server)],
             lambda: print_line(
                 f"The Name Server boot success. serializeType={config.serialize_type}, address {server.address}"
             ),
@@ -85,7 +87,8 @@ def _load_controller(config_file: str | None, options: dict[str, str]) -> "Contr
     return EmbeddedControllerConfig.load(config_file, options=options, environment=os.environ)
 
 
-def _controller_server(config: "ControllerConfig") -> "ControllerServer":
-    from skyroute.controller.server import ControllerServer  # noqa: PLC0415 - few name servers have one
+def _controller_server(config: "ControllerConfig", name_server: "NameServer") -> "ControllerServer":
+    from skyroute.cli.controller_journal import record_in  # noqa: PLC0415 - few name servers have one
+    from skyroute.controller.server import ControllerServer  # noqa: PLC0415 - as above
 
-    return ControllerServer(config)
+    return ControllerServer(config, record=partial(record_in, name_server))

@@ -69,6 +69,9 @@ class ControllerConfig(ServerConfig):
     settle_s: float = setting("listenBeforeElectionMillis", Scope.OWN, 10.0, unit=MS)
     """Time after the start in which no dead master is replaced, so that living brokers are heard first."""
 
+    journal_enabled: bool = setting("journalEnable", Scope.OWN, True)
+    """Record changes of groups in a journal beside the state."""
+
     @property
     def state_file(self) -> Path:
         """File with the state of all groups."""
@@ -122,8 +125,6 @@ class ControllerConfig(ServerConfig):
                 f"controllerDLegerPeers from {origin} names {len(peers)} controllers: this controller keeps its state "
                 "on one machine and has no peers; name one, or run Apache RocketMQ's controllers"
             )
-        if parsed.get("metricsPort"):
-            raise ConfigError(f"metricsPort from {origin} is not supported: the controller has no metrics pages")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,10 +132,7 @@ class EmbeddedControllerConfig(ControllerConfig):
     """The settings of a controller in the process of a name server, from the name server's properties file."""
 
     listen_port: int = setting("controllerListenPort", Scope.OWN, DEFAULT_PORT, at_most=65535)
-
-    def _check_supported(self, parsed: Mapping[str, Value | None], origin: str) -> None:
-        own = {key: value for key, value in parsed.items() if key != "metricsPort"}  # that one is the name server's
-        super(EmbeddedControllerConfig, self)._check_supported(own, origin)
+    metrics_port: int = setting("controllerMetricsPort", Scope.OWN, 0, at_most=65535)
 
     def _belongs_to_another_server(self, key: str) -> bool:
         return True

@@ -1,15 +1,18 @@
 """Changes of a broker group, for logs and for records of who was master when and why."""
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 
-class Cause(Enum):
+class Cause(StrEnum):
     """Why a change happened."""
 
-    BROKER = "request of a broker"
-    OPERATOR = "request of an operator"
-    MASTER_DEAD = "master not alive"
+    BROKER = "broker_request"
+    OPERATOR = "operator_request"
+    MASTER_DISCONNECTED = "master_disconnected"
+    MASTER_SILENT = "master_silent"
+    MASTER_DEAD = "master_not_alive"
+    """A scan found it dead, for instance after the start of the controller."""
 
 
 @dataclass(frozen=True, slots=True)

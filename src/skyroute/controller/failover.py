@@ -37,7 +37,7 @@ class Failover:
     leadership: Leadership
     config: ControllerConfig
     clock: Clock
-    spawn: Callable[[str], None]
+    spawn: Callable[[str, Cause], None]
     """Runs `replace_master` for a broker name in the background."""
     _stalls: StallDetector = field(init=False)
     _ran_at: float = field(init=False)
@@ -56,7 +56,7 @@ class Failover:
     def on_disconnect(self, connection: int) -> None:
         """Note that the brokers of a connection are dead, and replace those that are masters."""
         self._check_stall()
-        self._replace_dead(self.heartbeats.drop_holder(connection), "connection closed")
+        self._replace_dead(self.heartbeats.drop_holder(connection), Cause.MASTER_DISCONNECTED)
 
     def _check_stall(self) -> None:
         """Listen again after a stall: brokers that gave up a connection meanwhile have a new one, not read yet."""
@@ -72,7 +72,7 @@ class Failover:
         if self._stalls.holds_back(now):
             log.warning("heartbeat scan late seconds=%.1f; postponed to the next scan", self._stalls.late_s)
             return
-        self._replace_dead(self.heartbeats.expire(now), "no heartbeat in time")
+        self._replace_dead(self.heartbeats.expire(now), Cause.MASTER_SILENT)
 
     def scan_masters(self) -> None:
         """Find groups with a dead master, also those whose failure was not seen by this process."""
@@ -80,21 +80,22 @@ class Failover:
             return
         for name, stored in list(self.groups.all().items()):
             if needs_election(stored.state, self.live(stored.state)):
-                self.spawn(name)
+                self.spawn(name, Cause.MASTER_DEAD)
 
-    def _replace_dead(self, keys: Iterable[ReplicaKey], reason: str) -> None:
+    def _replace_dead(self, keys: Iterable[ReplicaKey], cause: Cause) -> None:
+        reason = "connection closed" if cause is Cause.MASTER_DISCONNECTED else "no heartbeat in time"
         for key in keys:
             log.info("broker not alive broker=%s id=%d reason=%s", key.broker_name, key.broker_id, reason)
             group = self.groups.find(key.broker_name)
             if self.leadership.is_leader and group is not None and needs_election(group, self.live(group)):
-                self.spawn(key.broker_name)
+                self.spawn(key.broker_name, cause)
 
-    async def replace_master(self, broker_name: str) -> None:
+    async def replace_master(self, broker_name: str, cause: Cause) -> None:
         """Elect a new master for a group if it still needs one; log an error if that fails."""
         tries_max = self.config.election_tries_max
         for tries in range(1, tries_max + 1):
             try:
-                await self.groups.change(broker_name, lambda group: self._elect(group, broker_name))
+                await self.groups.change(broker_name, lambda group: self._elect(group, broker_name, cause))
             except RequestRefusedError as error:
                 log.warning("election refused broker=%s reason=%s", broker_name, error)
                 return
@@ -103,13 +104,13 @@ class Failover:
             else:
                 return
 
-    def _elect(self, group: GroupState | None, broker_name: str) -> Outcome[Election | None]:
+    def _elect(self, group: GroupState | None, broker_name: str, cause: Cause) -> Outcome[Election | None]:
         if group is None or not needs_election(group, self.live(group)):
             return Outcome(group, None)  # the broker is back, or another request elected a master
         outcome = elect(
             *(group, broker_name, None, self.live(group)),
             allow_unclean=self.config.unclean_election_enabled,
-            cause=Cause.MASTER_DEAD,
+            cause=cause,
         )
         return Outcome(outcome.group, outcome.answer, outcome.events)
 

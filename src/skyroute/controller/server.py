@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import Final
 
 from skyroute.clock import Clock, SystemClock
 from skyroute.controller.config import ControllerConfig
 from skyroute.controller.event_log import log_events
-from skyroute.controller.events import GroupEvent
+from skyroute.controller.events import Cause, GroupEvent
 from skyroute.controller.failover import Failover
 from skyroute.controller.file_store import FileStore
 from skyroute.controller.groups import Groups
@@ -17,21 +19,34 @@ from skyroute.controller.leadership import Leadership, SoleController
 from skyroute.controller.notify import Notifier
 from skyroute.controller.state import GroupState
 from skyroute.controller.store import GroupStore
+from skyroute.observing.pages import Pages, require_metrics_extra
+from skyroute.observing.requests import RequestTimes, make_dispatcher
 from skyroute.remoting.address import join_address
 from skyroute.remoting.background import Background
-from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls, client_context
 
 log = logging.getLogger(__name__)
+
+REQUEST_BOUNDS_S: Final = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+"""Upper bounds of the latency histogram buckets, in seconds."""
+
+Record = Callable[[Collection[GroupEvent]], None]
+"""Writes the events of a change to a journal; does not wait for the disk."""
 
 
 class ControllerServer:
     """One controller. `start` and `stop` it in a running loop; it can be embedded in any program."""
 
     def __init__(
-        self, config: ControllerConfig, *, store: GroupStore | None = None, clock: Clock | None = None
+        self,
+        config: ControllerConfig,
+        *,
+        store: GroupStore | None = None,
+        clock: Clock | None = None,
+        record: Record | None = None,
     ) -> None:
+        """Take the settings; `record` receives the events of each change, for a journal."""
         self.config = config
         self.clock = clock or SystemClock()
         self._store: GroupStore = store or FileStore(config.state_file)
@@ -41,6 +56,11 @@ class ControllerServer:
         self._notifier: Notifier | None = None
         self._server: Server | None = None
         self._background = Background()
+        self._record = record
+        self._pages: Pages | None = None
+        self._stopping = False
+        self.events: Counter[tuple[type[GroupEvent], Cause]] = Counter()
+        """Number of events by type and cause."""
         self._elections: dict[str, asyncio.Task[None]] = {}
         """Elections under way, by broker name."""
 
@@ -61,7 +81,8 @@ class ControllerServer:
         """
         config = self.config
         await self._store.open()
-        dispatcher = Dispatcher({})
+        times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
+        dispatcher = make_dispatcher({}, times)
         tls = ServerTls(config.tls)
         server = Server(
             dispatcher, tls=tls, clock=self.clock, on_disconnect=self._on_disconnect, limits=config.limits()
@@ -79,9 +100,11 @@ class ControllerServer:
             self.failover = Failover(self.groups, self.heartbeats, leadership, config, self.clock, self._elect)
             handlers = ControllerHandlers(self.groups, self.heartbeats, leadership, config, self.clock)
             dispatcher.set_handlers(handlers.by_code())
+            await self._open_pages(server, leadership, times)
             await server.serve()
         except BaseException:
             await server.stop()
+            await self._close_pages()
             await self._store.close()
             raise
         self._server = server
@@ -94,6 +117,7 @@ class ControllerServer:
 
     async def stop(self) -> None:
         """Answer open requests, close every connection and finish writing."""
+        self._stopping = True
         await self._background.end()
         if self._server is not None:
             await self._server.stop(self.config.shutdown_wait_s if self.config.graceful_shutdown else 0.0)
@@ -104,21 +128,46 @@ class ControllerServer:
         if self._notifier is not None:
             await self._notifier.stop()
         await self._store.close()
+        await self._close_pages()
+
+    async def _open_pages(self, server: Server, leadership: Leadership, times: RequestTimes | None) -> None:
+        address = self.config.metrics_address
+        if times is None or address is None:
+            return
+        require_metrics_extra()
+        from skyroute.controller.metrics import ControllerMetrics  # noqa: PLC0415 - needs that extra
+        from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - needs it too
+
+        metrics = ControllerMetrics(self.groups, self.heartbeats, leadership, server, self.events, times)
+        self._pages = Pages(Exposition("controller", metrics.collect).render, self._why_not_ready)
+        await self._pages.start(*address)
+
+    async def _close_pages(self) -> None:
+        if self._pages is not None:
+            await self._pages.stop()
+
+    def _why_not_ready(self) -> str | None:
+        if self._stopping:
+            return "the controller is stopping"
+        return "the controller is starting" if self._server is None else None
 
     def _on_disconnect(self, connection: int) -> None:
         if self.failover is not None:
             self.failover.on_disconnect(connection)
 
-    def _elect(self, broker_name: str) -> None:
+    def _elect(self, broker_name: str, cause: Cause) -> None:
         """Start an election, unless one of this group is under way."""
         if broker_name in self._elections or self.failover is None:
             return
-        task = asyncio.get_running_loop().create_task(self.failover.replace_master(broker_name))
+        task = asyncio.get_running_loop().create_task(self.failover.replace_master(broker_name, cause))
         self._elections[broker_name] = task
         task.add_done_callback(lambda _: self._elections.pop(broker_name, None))
 
     def _publish(self, events: Collection[GroupEvent], group: GroupState) -> None:
         log_events(events)
+        self.events.update((type(event), event.cause) for event in events)
+        if self._record is not None:
+            self._record(events)
         if self.config.notifies_brokers and self._notifier is not None:
             living = self.heartbeats.live(group.cluster, group.broker_name, self.clock.monotonic())
             self._notifier.put(events, group, living.progress)

@@ -70,7 +70,6 @@ def test_an_embedded_controller_leaves_the_settings_of_the_name_server(caplog: p
         ("controllerDLegerPeers", "127.0.0.1:9878", "has no id"),
         ("controllerDLegerPeers", "n0-127.0.0.1", "expected n0-host:port"),
         ("enableElectUncleanMaster", "maybe", "true or false"),
-        ("metricsPort", "5557", "no metrics pages"),
     ],
 )
 def test_what_a_controller_cannot_do_is_refused(key: str, value: str, reason: str) -> None:

@@ -7,7 +7,15 @@ from skyroute.files.disk import Disk
 from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
 from skyroute.nameserver.journal.schema import Record
-from skyroute.nameserver.server_events import Change, KvChanged, ServerStarted, ServerStopped, SettingsChanged
+from skyroute.nameserver.server_events import (
+    Change,
+    KvChanged,
+    ReplicasChanged,
+    ReplicasState,
+    ServerStarted,
+    ServerStopped,
+    SettingsChanged,
+)
 from skyroute.routing.events import (
     BrokerChanged,
     BrokerConfirmed,
@@ -45,6 +53,26 @@ EVERY_KIND: Final[tuple[Change, ...]] = (
     LeaseHeld("c", "b", 0, "a:1", NEW, 120.0),
     SmallestIdChanged("c", "b", Cause.LEASE_EXPIRED, True, 1, "s:1", ("s:2",), "a:1", None),
     BrokerLeft("c", "b", 0, "a:1", Cause.LEASE_EXPIRED, NEW, 7, True),
+    ReplicasChanged(
+        *("master_elected", "master_silent", "c", "b", 2, "a:2", 3, 5),
+        before=ReplicasState(1),
+        after=ReplicasState(2, "a:2"),
+        is_unclean=True,
+    ),
+    ReplicasChanged("master_lost", "operator_request", "c", "b", 1, master_epoch=4, before=ReplicasState(1)),
+    ReplicasChanged(
+        *("sync_set_changed", "broker_request", "c", "b"),
+        sync_set_epoch=6,
+        before=ReplicasState(broker_ids=(1,)),
+        after=ReplicasState(broker_ids=(1, 2)),
+    ),
+    ReplicasChanged("replica_added", "broker_request", "c", "b", 3, "a:3"),
+    ReplicasChanged(
+        *("replica_moved", "broker_request", "c", "b", 3, "a:4", None, None),
+        ReplicasState(address="a:3"),
+        ReplicasState(address="a:4"),
+    ),
+    ReplicasChanged("replicas_removed", "operator_request", "c", "b", before=ReplicasState(broker_ids=(3,))),
     KvChanged("n", "k", "old", None, "1.2.3.4:5"),
     SettingsChanged({"enableTopicList": ("true", "false")}, "1.2.3.4:5"),
     ServerStopped(),
