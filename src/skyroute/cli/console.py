@@ -63,6 +63,12 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
     multiple=True,
     help="Journal of a name server on this machine (its memoryPath), for the route history page; repeatable.",
 )
+@click.option(
+    "--controller",
+    "controllers",
+    metavar="HOST:PORT[;HOST:PORT]",
+    help="Controllers of the cluster, for the page of masters and sync state sets.",
+)
 @click.option("--certificate", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="TLS certificate.")
 @click.option("--key", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="TLS private key.")
 @client_options
@@ -78,6 +84,7 @@ def console(
     names: tuple[str, ...],
     trusted_proxies: Networks,
     journals: tuple[str, ...],
+    controllers: str | None,
     certificate: Path | None,
     key: Path | None,
     client: ClientArguments,
@@ -106,6 +113,7 @@ def console(
                 names=names,
                 trusted_proxies=trusted_proxies,
                 journals=dict(map(_journal, journals)),
+                controllers=controllers,
                 certificate=certificate,
                 key=key,
                 client=client,

@@ -59,6 +59,8 @@ class ConsoleConfig:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     journals: Mapping[str, Path] = field(default_factory=dict)
     """Journal folders of name servers, by the name that pages show."""
+    controllers: str | None = None
+    """Addresses of controllers, separated by semicolons; None: the cluster has none."""
     certificate: Path | None = None
     key: Path | None = None
     client: ClientArguments = field(default_factory=ClientArguments)
