@@ -20,7 +20,7 @@ DAMAGE_CASES ?= 1000000
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console texts test-peers test-damage test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console texts test-peers test-controllers test-damage test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ texts: $(READY) ## collect the console's texts into its .po catalogue, and compi
 
 test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four languages, and tools; needs java, mvn, go, node and npm
 	$(BIN)/python -m pytest --quiet tests/peers
+
+test-controllers: $(READY) ## kill controllers and etcd members for minutes, all of them for one; needs Java, Maven and apt or etcd
+	SKYROUTE_ALL_DOWN_S=60 $(BIN)/python -m pytest --quiet tests/peers/test_controllers_on_etcd.py
 
 test-damage: $(READY) ## damage a million stores and recover them, for hours; DAMAGE_CASES=... for fewer
 	SKYROUTE_DAMAGE_CASES=$(DAMAGE_CASES) $(BIN)/python -m pytest --quiet -n auto tests/adversity/test_single_damage.py

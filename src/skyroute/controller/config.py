@@ -23,6 +23,9 @@ from skyroute.settings.keys import (
 DEFAULT_PORT: Final = 9878
 """Apache's samples use it."""
 
+PEERS_MAX: Final = 100
+"""Maximum number of controllers."""
+
 _ROUTE_PROBE: Final = ("192.0.2.1", 9)
 """A reserved address (RFC 5737). Only the route to it is looked up; no packet is sent."""
 
@@ -69,6 +72,13 @@ class ControllerConfig(ServerConfig):
     settle_s: float = setting("listenBeforeElectionMillis", Scope.OWN, 10.0, unit=MS)
     """Time after the start in which no dead master is replaced, so that living brokers are heard first."""
 
+    etcd_endpoints: str = setting("etcdEndpoints", Scope.OWN, "")
+    """Addresses `host:port` of etcd's members, separated by semicolons; empty: the state is in a file."""
+    etcd_prefix: str = setting("etcdPrefix", Scope.OWN, "/skyroute/controller", may_be_empty=False)
+    etcd_lease_s: int = setting("etcdLeaseSeconds", Scope.OWN, 5, at_least=2, at_most=60)
+    """How long a leader that cannot reach etcd keeps the others from leading."""
+    etcd_user: str = setting("etcdUser", Scope.OWN, "")
+    etcd_password: str = setting("etcdPassword", Scope.OWN, "")
     journal_enabled: bool = setting("journalEnable", Scope.OWN, True)
     """Record changes of groups in a journal beside the state."""
 
@@ -101,8 +111,23 @@ class ControllerConfig(ServerConfig):
         own = self._own_peer()
         return self.listen_port if own is None else split_address(own)[1]
 
+    @property
+    def all_peers(self) -> dict[str, str]:
+        """Addresses of all controllers by id; empty if they are not named."""
+        return _parse_peers(self.peers)
+
+    @property
+    def etcd_members(self) -> list[str]:
+        """Addresses of etcd's members."""
+        return _parse_endpoints(self.etcd_endpoints)
+
     def _own_peer(self) -> str | None:
-        peers = _parse_peers(self.peers)
+        peers = self.all_peers
+        if len(peers) > 1 and not self.etcd_endpoints:
+            raise ConfigError(
+                f"controllerDLegerPeers names {len(peers)} controllers: with its state in a file, a controller has no "
+                "peers; name one, or set etcdEndpoints for all of them"
+            )
         if peers and self.self_id not in peers:
             raise ConfigError(
                 f"controllerDLegerSelfId={self.self_id[:80]} is not in controllerDLegerPeers={self.peers[:80]}"
@@ -120,11 +145,15 @@ class ControllerConfig(ServerConfig):
             raise ConfigError(
                 f"controllerDLegerPeers={text[:80]!r} from {origin} is wrong: {error} (expected n0-host:port)"
             ) from None
-        if len(peers) > 1:
+        if len(peers) > PEERS_MAX:
+            raise ConfigError(f"controllerDLegerPeers from {origin} names more than {PEERS_MAX} controllers")
+        endpoints = str(parsed.get("etcdEndpoints", "") or "")
+        try:
+            _parse_endpoints(endpoints)
+        except ValueError as error:
             raise ConfigError(
-                f"controllerDLegerPeers from {origin} names {len(peers)} controllers: this controller keeps its state "
-                "on one machine and has no peers; name one, or run Apache RocketMQ's controllers"
-            )
+                f"etcdEndpoints={endpoints[:80]!r} from {origin} is wrong: {error} (expected host:port;host:port)"
+            ) from None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,6 +181,18 @@ def _parse_peers(text: str) -> dict[str, str]:
         split_address(address)
         peers[peer] = address
     return peers
+
+
+def _parse_endpoints(text: str) -> list[str]:
+    """Return addresses.
+
+    Raises:
+        ValueError: the text is not a list of addresses.
+    """
+    members = [part.strip().removeprefix("http://") for part in text.replace(",", ";").split(";") if part.strip()]
+    for member in members:
+        split_address(member)
+    return members
 
 
 def _outward_ip() -> str:

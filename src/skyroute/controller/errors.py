@@ -38,5 +38,11 @@ class StoreConflictError(SkyrouteError):
     retryable = True
 
 
+class StoreUnavailableError(SkyrouteError):
+    """The store does not respond or refuses a write. A change that was sent may or may not be stored."""
+
+    retryable = True
+
+
 class DamagedStateError(SkyrouteError):
     """The stored state cannot be read. Starting without it would grant ids and epochs a second time."""

@@ -33,6 +33,14 @@ class Leadership(Protocol):
         """Addresses of all controllers by id."""
         ...
 
+    async def run(self) -> None:
+        """Become the leader, and stay it, while the controller runs."""
+        ...
+
+    async def resign(self) -> None:
+        """Let another controller lead at once."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class SoleController:
@@ -49,3 +57,9 @@ class SoleController:
     @property
     def peers(self) -> Mapping[str, str]:
         return {self.leader_id: self.leader_address}
+
+    async def run(self) -> None:
+        """Return at once: nothing can change."""
+
+    async def resign(self) -> None:
+        """Do nothing: there is no other controller."""

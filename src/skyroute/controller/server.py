@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Final
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
 
 from skyroute.clock import Clock, SystemClock
 from skyroute.controller.config import ControllerConfig
@@ -25,6 +26,11 @@ from skyroute.remoting.address import join_address
 from skyroute.remoting.background import Background
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls, client_context
+from skyroute.settings.errors import ConfigError
+
+if TYPE_CHECKING:
+    from skyroute.controller.etcd_client import EtcdClient
+    from skyroute.controller.etcd_store import EtcdStore
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +55,15 @@ class ControllerServer:
         """Take the settings; `record` receives the events of each change, for a journal."""
         self.config = config
         self.clock = clock or SystemClock()
-        self._store: GroupStore = store or FileStore(config.state_file)
+        self._etcd = _etcd(config) if store is None and config.etcd_endpoints else None
+        self._store: GroupStore = store or (FileStore(config.state_file) if self._etcd is None else self._etcd[1])
         self.groups = Groups(self._store, self._publish)
         self.heartbeats = Heartbeats(self.clock.monotonic(), config.settle_s)
         self.failover: Failover | None = None
         self._notifier: Notifier | None = None
         self._server: Server | None = None
         self._background = Background()
+        self._leadership: Leadership | None = None
         self._record = record
         self._pages: Pages | None = None
         self._stopping = False
@@ -91,7 +99,7 @@ class ControllerServer:
             await server.bind(config.bind_address, config.port)
             if not config.listen_port:
                 config.listen_port = server.port
-            leadership: Leadership = SoleController(config.group, config.self_id, config.advertised_address)
+            self._leadership = leadership = self._make_leadership()
             outbound = (
                 client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
             )
@@ -109,9 +117,10 @@ class ControllerServer:
             raise
         self._server = server
         failover = self.failover
-        for work in (failover.run_ticks(), failover.run_scans(), failover.run_master_scans(), tls.watch()):
+        scans = (failover.run_ticks(), failover.run_scans(), failover.run_master_scans())
+        for work in (*scans, tls.watch(), leadership.run()):
             self._background.spawn(work)
-        log.info("controller started address=%s advertised=%s", self.address, leadership.leader_address)
+        log.info("controller started address=%s advertised=%s", self.address, config.advertised_address)
         if isinstance(self._store, FileStore):
             log.warning("controller is not replicated: brokers keep their roles while it is down, without fail-over")
 
@@ -127,6 +136,8 @@ class ControllerServer:
         await asyncio.gather(*elections, return_exceptions=True)
         if self._notifier is not None:
             await self._notifier.stop()
+        if self._leadership is not None:
+            await self._leadership.resign()
         await self._store.close()
         await self._close_pages()
 
@@ -151,6 +162,23 @@ class ControllerServer:
             return "the controller is stopping"
         return "the controller is starting" if self._server is None else None
 
+    def _make_leadership(self) -> Leadership:
+        config, address = self.config, self.config.advertised_address
+        if self._etcd is None:
+            return SoleController(config.group, config.self_id, address)
+        from skyroute.controller.etcd_leadership import EtcdLeadership  # noqa: PLC0415 - needs an extra
+
+        client, store = self._etcd
+        peers = config.all_peers or {config.self_id: address}
+        return EtcdLeadership(
+            *(config.group, config.self_id, address, peers),
+            *(store, client, self.clock, config.etcd_lease_s, self._scan_masters),
+        )
+
+    def _scan_masters(self) -> None:
+        if self.failover is not None:
+            self.failover.scan_masters()
+
     def _on_disconnect(self, connection: int) -> None:
         if self.failover is not None:
             self.failover.on_disconnect(connection)
@@ -171,3 +199,18 @@ class ControllerServer:
         if self.config.notifies_brokers and self._notifier is not None:
             living = self.heartbeats.live(group.cluster, group.broker_name, self.clock.monotonic())
             self._notifier.put(events, group, living.progress)
+
+
+def _etcd(config: ControllerConfig) -> "tuple[EtcdClient, EtcdStore]":
+    """Return a client and a store of etcd.
+
+    Raises:
+        ConfigError: the extra is not installed.
+    """
+    if find_spec("aetcd") is None:
+        raise ConfigError("etcdEndpoints needs a package that is not installed: pip install 'skyroute[etcd]'")
+    from skyroute.controller.etcd_client import EtcdClient  # noqa: PLC0415 - needs that extra
+    from skyroute.controller.etcd_store import EtcdStore  # noqa: PLC0415 - as above
+
+    client = EtcdClient(config.etcd_members, user=config.etcd_user, password=config.etcd_password)
+    return client, EtcdStore(client, f"{config.etcd_prefix.rstrip('/')}/{config.group}")

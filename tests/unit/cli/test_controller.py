@@ -50,7 +50,7 @@ def test_a_controller_serves_and_stops(tmp_path: Path) -> None:
 def test_several_peers_are_refused_in_one_line(tmp_path: Path) -> None:
     result = run(tmp_path, "-DcontrollerDLegerPeers=n0-a:1;n1-b:1")
     assert result.returncode == 1
-    assert result.stderr.startswith("skyroute controller: controllerDLegerPeers from the command line names 2")
+    assert result.stderr.startswith("skyroute controller: controllerDLegerPeers names 2")
     assert result.stderr.count("\n") == 1
 
 

@@ -63,10 +63,21 @@ def test_an_embedded_controller_leaves_the_settings_of_the_name_server(caplog: p
     assert caplog.records == []
 
 
+def test_several_controllers_need_etcd() -> None:
+    peers = {"controllerDLegerPeers": "n0-a:1;n1-b:2"}
+    with pytest.raises(ConfigError, match=r"names 2 controllers: .* set etcdEndpoints"):
+        _ = ControllerConfig.load(options=peers).port
+    config = ControllerConfig.load(options=peers | {"etcdEndpoints": "http://e:2379, f:2379"})
+    assert (config.port, config.all_peers) == (1, {"n0": "a:1", "n1": "b:2"})
+    assert config.etcd_members == ["e:2379", "f:2379"]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("controllerDLegerPeers", "n0-a:1;n1-b:1;n2-c:1", "names 3 controllers"),
+        ("controllerDLegerPeers", ";".join(f"n{number}-a:{number}" for number in range(1, 102)), "more than 100"),
+        ("etcdEndpoints", "127.0.0.1", "expected host:port"),
+        ("etcdLeaseSeconds", "1", "from 2 to 60"),
         ("controllerDLegerPeers", "127.0.0.1:9878", "has no id"),
         ("controllerDLegerPeers", "n0-127.0.0.1", "expected n0-host:port"),
         ("enableElectUncleanMaster", "maybe", "true or false"),
