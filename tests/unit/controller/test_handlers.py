@@ -31,6 +31,10 @@ class Follower:
     def peers(self) -> Mapping[str, str]:
         return {"n0": "10.0.0.1:9878", "n1": self.leader_address}
 
+    async def run(self) -> None: ...
+
+    async def resign(self) -> None: ...
+
 
 @pytest.fixture
 def handlers(tmp_path: Path) -> ControllerHandlers:
