@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import aetcd
-from aetcd import exceptions
+from aetcd import exceptions, rpc
 
 from skyroute.controller.errors import StoreUnavailableError
 from skyroute.remoting.address import split_address
@@ -26,6 +26,7 @@ _OPTIONS: Final = {
 _NEXT_MEMBER: Final = (
     exceptions.ConnectionFailedError,
     exceptions.ConnectionTimeoutError,
+    rpc.BaseError,
     TimeoutError,
 )
 """Errors of one member: another one may work."""
