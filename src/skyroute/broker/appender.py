@@ -40,7 +40,8 @@ class Appender:
         self._stats = stats
         self._delays: DelayLevels | None = None
         self._timers: Timers | None = None
-        self._sync = store.settings.sync_flush
+        self.waits_for_disk = store.settings.sync_flush
+        """A response waits until the message is on the disk: see `when_flushed`."""
         self.now_ms = now_ms
 
     def use(self, delays: "DelayLevels", timers: "Timers") -> None:
@@ -76,7 +77,7 @@ class Appender:
             StorageError: nothing was stored.
         """
         appended = self._store.append(draft, self.now_ms())
-        if self._sync:
+        if self.waits_for_disk:
             self._flushing.flush_soon()
         self._stats.stored(draft.topic, 1, appended.record_bytes)
         self._long_polling.arrived(draft.topic, draft.queue_id)
@@ -89,7 +90,7 @@ class Appender:
             StorageError: nothing was stored.
         """
         appended = self._store.append_batch(draft, items, self.now_ms())
-        if self._sync:
+        if self.waits_for_disk:
             self._flushing.flush_soon()
         self._stats.stored(draft.topic, len(items), appended.log_end - appended.log_positions[0])
         self._long_polling.arrived(draft.topic, draft.queue_id)
@@ -110,7 +111,7 @@ class Appender:
             StorageError: nothing was stored.
         """
         appended = self._store.append_prepared(batch, self.now_ms())
-        if self._sync:
+        if self.waits_for_disk:
             self._flushing.flush_soon()
         self._stats.stored(batch.draft.topic, len(appended.log_positions), len(batch.records))
         self._long_polling.arrived(batch.draft.topic, batch.draft.queue_id)
@@ -135,18 +136,13 @@ class Appender:
         """Return the used share of the disk, from 0 to 1."""
         return self._store.disk_used()
 
-    @property
-    def waits_for_disk(self) -> bool:
-        """A response waits until the message is on the disk: see `when_flushed`."""
-        return self._sync
-
     def when_flushed(self, log_end: int, then: Callable[[Flushed], None]) -> None:
         """Call `then` once the log is flushed up to this position, or the flush fails."""
         self._flushing.wait_for(log_end, then)
 
     def until_flushed(self, appended: Appended) -> Awaitable[None] | None:
         """Return an awaitable for the flush of a message; None if responses do not wait for the disk."""
-        return self._wait_for_flush(appended) if self._sync else None
+        return self._wait_for_flush(appended) if self.waits_for_disk else None
 
     async def _wait_for_flush(self, appended: Appended) -> None:
         flushed: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()

@@ -5,7 +5,7 @@ in memory. From time to time, or when many records wait, units and keys are writ
 dies before that, recovery finds the records in the log; if the disk refuses, the next write tries again.
 """
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -29,16 +29,16 @@ _TAGS: Final = f"{TAGS}\x01".encode()
 NOT_IN_QUEUE: Final = int(TransactionState.PREPARED & TransactionState.ROLLED_BACK)
 """The flag bit of half messages and rolled-back messages, which get no unit in their queue."""
 _BATCH_ENTRY: Final = int(TransactionState.ROLLED_BACK)
-"""The flag of a pending record that stands for a long batch: it has no unit and no keys of its own."""
+"""The flag of a pending record that stands for a batch: it has no unit and no keys of its own."""
 
 BACKLOG_MAX: Final = 256
 """Maximum number of records whose units and keys are not in files."""
 
 
 LONG_PROPERTIES_BYTES: Final = 256
-"""Properties that count towards `PROPERTIES_BYTES_MAX`."""
-PROPERTIES_BYTES_MAX: Final = 32 * 1024
-"""Bytes of long properties after which units and keys are written: they may have a key in every two bytes."""
+"""Properties that count towards `PENDING_BYTES_MAX`."""
+PENDING_BYTES_MAX: Final = 32 * 1024
+"""Bytes of batches and long properties after which units and keys are written: every two bytes may be a key."""
 KEYS_A_STEP: Final = 4_000
 """Keys of long batches added to the index in one step. A batch may have as many keys as fit its body."""
 
@@ -47,17 +47,19 @@ PendingRecord = tuple[TopicQueue, int, int, int, bytes, int, int]
 
 
 class PlacedBatch(NamedTuple):
-    """A long batch in the log, with the units and keys of its records."""
+    """A batch in the log, with the units and keys of its records."""
 
     queue: TopicQueue
     queue_offset: int
     positions: list[int]
     units: bytearray
     """Complete except for the positions."""
-    keys: list[Key]
-    """With positions relative to the start of the batch."""
     log_end: int
     stored_at_ms: int
+    keys: Sequence[Key] = ()
+    """With positions relative to the start of the batch, if it is a long one."""
+    properties: Sequence[bytes] = ()
+    """Properties of the messages, if the keys are not collected yet."""
 
 
 def due_ms(raw_properties: bytes, stored_at_ms: int, delays_ms: tuple[int, ...]) -> int | None:
@@ -94,11 +96,11 @@ class Dispatcher:
         self._checkpoint = checkpoint
         self._ledger = ledger
         self.pending: list[PendingRecord] = []
-        """Records that readers do not see yet."""
+        """Records that readers do not see yet. The store adds appended records."""
         self._batches: dict[int, PlacedBatch] = {}
-        """Long batches among them, each pending as its last record, whose position is the key."""
-        self._properties_bytes = 0
-        """Bytes of long properties of pending records."""
+        """Batches among them, each pending as its last record, whose position is the key."""
+        self._pending_bytes = 0
+        """Bytes of pending batches and of long properties of other pending records."""
         self._keys_to_wait = 0
         """Number of keys, those of long batches, that may wait for later steps."""
         self._unwritten = 0
@@ -121,23 +123,13 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------------------ new records
 
-    def add(self, record: PendingRecord) -> int:
-        """Add an appended record; return the number of pending records."""
-        self.pending.append(record)
-        return len(self.pending)
-
-    def count_properties(self, size: int) -> bool:
-        """Count long properties of an added record; return whether units and keys must be written now."""
-        self._properties_bytes += size
-        return self._properties_bytes > PROPERTIES_BYTES_MAX
-
-    def add_all(self, records: Iterable[PendingRecord]) -> int:
-        """Add appended records; return the number of records whose units and keys are not in files."""
-        self.pending += records
-        return len(self.pending) + self._unwritten
+    def count_bytes(self, size: int) -> bool:
+        """Count the bytes of an added batch or of long properties; return whether units and keys must be written."""
+        self._pending_bytes += size
+        return self._pending_bytes > PENDING_BYTES_MAX
 
     def add_batch(self, batch: PlacedBatch) -> None:
-        """Add the records of a long batch as one entry."""
+        """Add the records of a batch as one entry."""
         queue, offset, position = batch.queue, batch.queue_offset, batch.positions[-1]
         self._batches[position] = batch
         size = batch.log_end - position
@@ -155,7 +147,7 @@ class Dispatcher:
 
     def _make_visible(self, up_to: int | None) -> None:
         ready, self.pending = self.pending, []
-        self._properties_bytes = 0
+        self._pending_bytes = 0
         if up_to is not None and ready and ready[-1][2] >= up_to:
             self.pending = [record for record in ready if record[2] >= up_to]
             del ready[len(ready) - len(self.pending) :]
@@ -184,8 +176,11 @@ class Dispatcher:
     def _make_batch_visible(self, batch: PlacedBatch, keys: list[Key] | None) -> None:
         batch.queue.add_all(batch.queue_offset, batch.positions, batch.units, batch.stored_at_ms)
         self._unwritten_queues[batch.queue] = None
+        self._unwritten += len(batch.properties)
         if keys is not None:
             start, at_ms = batch.positions[0], batch.stored_at_ms
+            for position, raw_properties in zip(batch.positions, batch.properties, strict=False):
+                collect_keys(keys, batch.queue.topic, raw_properties, 0, position, at_ms)
             keys += [(hash_, start + position, at_ms) for hash_, position, _ in batch.keys]
             self._keys_to_wait += len(batch.keys)
 

@@ -6,8 +6,6 @@ One writer, one thread, no clock. Only `Flush.run` may run in another thread, be
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import count, repeat
-from operator import sub
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +22,7 @@ from skyroute.broker.store.files.segment import OpenSegments
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index.index_writer import IndexWriter
 from skyroute.broker.store.index.key_index import KeyIndex
-from skyroute.broker.store.prepared_batch import PreparedBatch, any_ends_with_zero
+from skyroute.broker.store.prepared_batch import PreparedBatch, any_ends_with_zero, encode_units
 from skyroute.broker.store.queues.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
 from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, QueueLedger
 from skyroute.broker.store.queues.queue_table import QueueTable
@@ -213,10 +211,11 @@ class MessageStore(StoreReader):
         if has_offset:
             queue.advance(offset + (queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1))
         self._last_stored_ms = now_ms
-        waiting = dispatcher.add((queue, offset, position, size, raw_properties, sys_flag, now_ms))
+        pending = dispatcher.pending
+        pending.append((queue, offset, position, size, raw_properties, sys_flag, now_ms))
         properties_bytes = len(raw_properties)
-        if waiting > BACKLOG_MAX or (
-            properties_bytes > LONG_PROPERTIES_BYTES and dispatcher.count_properties(properties_bytes)
+        if len(pending) > BACKLOG_MAX or (
+            properties_bytes > LONG_PROPERTIES_BYTES and dispatcher.count_bytes(properties_bytes)
         ):
             dispatcher.write_backlog()
         return appended_at(position, offset, size, now_ms)
@@ -246,12 +245,11 @@ class MessageStore(StoreReader):
         """Store messages in one write, in one segment and with consecutive offsets; the draft has their other fields.
 
         Raises:
-            As `append`; also RecordError: the draft is part of a transaction, which has no batches.
+            As `append`; also RecordError: a batch cannot be part of a transaction or wait for its time.
         """
         if self._refusal is not None or self._dispatcher.failure is not None:
             self._refuse()
-        if draft.sys_flag & NOT_IN_QUEUE:
-            raise RecordError("a batch cannot be part of a transaction; send its messages one by one")
+        _check_batch(draft)
         key = draft.topic, draft.queue_id
         queue = self._queues.by_key.get(key) or self._queues.create_file(draft.topic, draft.queue_id)
         properties = [item[1] for item in items]
@@ -267,11 +265,9 @@ class MessageStore(StoreReader):
         self._append_whole(positions[0], records)
         queue.advance(offset + len(items))
         self._last_stored_ms = now_ms
-        sizes = map(sub, [*positions[1:], log.end], positions)
-        same = repeat(queue), repeat(draft.sys_flag), repeat(now_ms)
-        added = zip(same[0], count(offset), positions, sizes, properties, *same[1:], strict=False)
-        must_write = self._dispatcher.count_properties(sum(map(len, properties)))
-        if self._dispatcher.add_all(added) > BACKLOG_MAX or must_write:
+        units = bytearray().join(encode_units(positions, log.end, properties))
+        self._dispatcher.add_batch(PlacedBatch(queue, offset, positions, units, log.end, now_ms, (), properties))
+        if self._dispatcher.count_bytes(len(units) + sum(map(len, properties))):
             self._dispatcher.write_backlog()
         return AppendedBatch(positions, offset, log.end)
 
@@ -281,8 +277,7 @@ class MessageStore(StoreReader):
         Raises:
             As `append`; also RecordError: a batch cannot be part of a transaction or wait for its time.
         """
-        if draft.sys_flag & NOT_IN_QUEUE or draft.topic == SCHEDULE_TOPIC:
-            raise RecordError("a batch cannot be part of a transaction or wait for its time")
+        _check_batch(draft)
         return PreparedBatch(draft, self._queues.find_or_create(draft.topic, draft.queue_id), self._log)
 
     def append_prepared(self, batch: PreparedBatch, now_ms: int) -> AppendedBatch:
@@ -302,7 +297,7 @@ class MessageStore(StoreReader):
         self._append_whole(start, batch.records)
         queue.advance(offset + len(positions))
         self._last_stored_ms = now_ms
-        self._dispatcher.add_batch(PlacedBatch(queue, offset, positions, batch.units, batch.keys, log.end, now_ms))
+        self._dispatcher.add_batch(PlacedBatch(queue, offset, positions, batch.units, log.end, now_ms, batch.keys))
         return AppendedBatch(positions, offset, log.end)
 
     def _append_whole(self, position: int, records: bytes | bytearray) -> None:
@@ -438,3 +433,8 @@ class MessageStore(StoreReader):
         self._dispatcher.try_write()
         self._dispatcher.note_deleted(topic)
         yield from self._queues.remove_topic(topic, self._dispatcher.drop_queue)
+
+
+def _check_batch(draft: Draft) -> None:
+    if draft.sys_flag & NOT_IN_QUEUE or draft.topic == SCHEDULE_TOPIC:
+        raise RecordError("a batch cannot be part of a transaction or wait for its time; send its messages one by one")

@@ -1,7 +1,7 @@
 """A long batch on its way into the store: encoded part by part, then appended with one write."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, repeat
 from operator import sub
 from struct import Struct
@@ -49,17 +49,17 @@ class PreparedBatch:
             RecordError: something does not fit its place, or there are too many keys; the batch cannot be stored.
         """
         draft = self.draft
-        if any_ends_with_zero([item[1] for item in items]):
-            items = [(body, raw + b"\x02", flag) for body, raw, flag in items]
+        properties = [item[1] for item in items]
+        if any_ends_with_zero(properties):
+            properties = [raw + b"\x02" for raw in properties]
+            items = [(body, raw, flag) for (body, _, flag), raw in zip(items, properties, strict=True)]
         pieces, positions = self._queue.encode_all(draft, items, 0, len(self.records), 0)
         records = b"".join(pieces)
         self._log.touch_ahead(len(self.records), len(records))
         self.records += records
-        sizes = map(sub, [*positions[1:], len(self.records)], positions)
-        codes = [tag_code_in(item[1]) for item in items]
-        self.units += b"".join(map(UNIT.pack, positions, sizes, codes))
+        self.units += b"".join(encode_units(positions, len(self.records), properties))
         self._placed_at += [position + _QUEUE_OFFSET_AT for position in positions]
-        for position, (_, raw_properties, _) in zip(positions, items, strict=True):
+        for position, raw_properties in zip(positions, properties, strict=True):
             collect_keys(self.keys, draft.topic, raw_properties, draft.sys_flag, position, 0)
         if len(self.keys) > BATCH_KEYS_MAX:
             raise RecordError(f"a batch has too many keys (expected at most {BATCH_KEYS_MAX}); send it in parts")
@@ -75,6 +75,12 @@ class PreparedBatch:
         each = repeat(records), self._placed_at, count(queue_offset), positions, same, repeat(stored_at_ms)
         deque(map(put, *each), maxlen=0)
         return positions
+
+
+def encode_units(positions: list[int], end: int, properties: Iterable[bytes]) -> Iterator[bytes]:
+    """Return the units of adjacent records by their positions, the end of the last one and their properties."""
+    sizes = map(sub, [*positions[1:], end], positions)
+    return map(UNIT.pack, positions, sizes, map(tag_code_in, properties))
 
 
 def any_ends_with_zero(properties: list[bytes]) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.store.dispatch import BACKLOG_MAX
+from skyroute.broker.store.dispatch import BACKLOG_MAX, PENDING_BYTES_MAX
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreLockedError
 from skyroute.broker.store.message_store import MessageStore
@@ -102,6 +102,8 @@ def test_a_batch_has_consecutive_offsets_in_one_segment(store: MessageStore) -> 
     assert store.append(draft(), NOW_MS).queue_offset == 5
     with pytest.raises(RecordError, match="cannot be part of a transaction"):
         store.append_batch(draft(sys_flag=int(TransactionState.PREPARED)), items, NOW_MS)
+    with pytest.raises(RecordError, match="or wait for its time"):
+        store.append_batch(draft(topic=SCHEDULE_TOPIC), items, NOW_MS)
 
 
 @pytest.mark.parametrize("topic", ["T", "T" * 200])
@@ -301,6 +303,17 @@ def test_a_search_without_a_match_is_bounded(tmp_path: Path) -> None:
     for wanted, looked_at in ((32, SCANNED_UNITS_MIN), (900, 900)):
         read = store.read_queue("T", 0, 10, wanted, 1 << 20, lambda code: code == 1)
         assert (read.status, read.next_offset) == (ReadStatus.NO_MATCH, 10 + looked_at)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_the_backlog_of_batches_without_properties_is_bounded(tmp_path: Path, reads: bool) -> None:
+    store = small_store(tmp_path, log_segment_bytes=1 << 20, queue_segment_units=10_000)
+    for number in range(8):
+        store.append_batch(draft(), [BatchItem(b"")] * 1000, NOW_MS)
+        if reads:
+            assert store.max_offset("T", 0) == (number + 1) * 1000
+    unit_bytes = (tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}").read_bytes().rstrip(b"\0")
+    assert len(unit_bytes) > 20 * 8000 - PENDING_BYTES_MAX - 20 * 1000
 
 
 def test_an_offset_is_found_by_time(store: MessageStore) -> None:

@@ -85,7 +85,8 @@ class Replay:
                     self._add(queue, found)
                     continue
                 queue.advance(offset + (queue.messages_in(raw) if sys_flag & INNER_BATCH else 1))
-            if dispatcher.add((queue, offset, position, size, raw, sys_flag, stored_at_ms)) >= WRITTEN_AT_ONCE:
+            dispatcher.pending.append((queue, offset, position, size, raw, sys_flag, stored_at_ms))
+            if len(dispatcher.pending) >= WRITTEN_AT_ONCE:
                 dispatcher.write_up_to(None)
         for damaged in bad_bodies:
             # A crash of the process tears the end of a record, a crash of the machine any part.
