@@ -7,15 +7,20 @@ from skyroute.wire.calls.controller import (
     Cleanup,
     ControllerFields,
     ElectionRequest,
+    Epoch,
+    EpochHistory,
     IdApplication,
     MasterFields,
     ReplicaFields,
+    ReplicaGroup,
     ReplicaHeartbeat,
     ReplicaRegistration,
     SyncSetChange,
     SyncStateFields,
     decode_cleanup,
+    decode_controllers,
     decode_election_request,
+    decode_epochs,
     decode_id_application,
     decode_id_query,
     decode_master,
@@ -26,6 +31,7 @@ from skyroute.wire.calls.controller import (
     decode_sync_set_change,
     decode_sync_state,
     decode_sync_state_query,
+    decode_sync_states,
     encode_cleanup,
     encode_controllers,
     encode_election,
@@ -45,7 +51,7 @@ from skyroute.wire.calls.controller import (
     encode_sync_state_query,
     encode_sync_states,
 )
-from skyroute.wire.command import Request
+from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import BodyError, FieldError
 
 MASTER = MasterFields(2, "10.0.0.2:10911", 3, 7)
@@ -177,3 +183,26 @@ def test_ids_to_remove_are_checked(text: str) -> None:
 def test_a_malformed_change_of_the_set_is_refused(fields: dict[str, str], body: bytes) -> None:
     with pytest.raises((FieldError, BodyError)):
         decode_sync_set_change(Request(1001, fields, body=body))
+
+
+def test_what_tools_read_is_what_a_controller_writes() -> None:
+    known = ControllerFields("g", "n1", "h:2", is_leader=False, peers={"n0": "h:1", "n1": "h:2"})
+    assert decode_controllers(encode_controllers(known)) == known
+    assert decode_controllers(Response()) == ControllerFields("", "", "", is_leader=False, peers={})
+    replicas = (ReplicaFields(1, "h:1", True, True), ReplicaFields(2, "h:2", False, False))
+    written = encode_sync_states({"a": (MASTER, replicas), "b": (MasterFields(None, None, 2, 3), ())})
+    found = decode_sync_states(written.body)
+    assert found == {"a": ReplicaGroup(MASTER, replicas), "b": ReplicaGroup(MasterFields(None, None, 2, 3), ())}
+
+
+def test_the_newest_epoch_ends_with_the_log() -> None:
+    body = (
+        b'{"brokerId":2,"brokerName":"a","clusterName":"C","epochList":[{"endOffset":7,"epoch":1,"startOffset":0},'
+        b'{"endOffset":9223372036854775807,"epoch":2,"startOffset":7}],"maxOffset":9}'
+    )
+    assert decode_epochs(body) == EpochHistory("C", "a", 2, (Epoch(1, 0, 7), Epoch(2, 7, 9)), 9)
+    for wrong in (b"", b"[]", b'{"epochList":[{"epoch":"x"}]}'):
+        with pytest.raises(BodyError):
+            decode_epochs(wrong)
+    with pytest.raises(BodyError):
+        decode_sync_states(b'{"replicasInfoTable":{"a":{"inSyncReplicas":[{"brokerId":"x"}]}}}')
