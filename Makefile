@@ -17,10 +17,11 @@ COMPILED_PYTHON ?= $$($(PYTHON) benchmarks/fastest_python.py)
 
 SPARK_TESTS ?= tests/spark
 DAMAGE_CASES ?= 1000000
-TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
+SIMULATE_S ?= 300
+TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console texts test-peers test-controllers test-damage test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-controller bench-console bench-attacks bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console texts test-peers test-controllers test-damage simulate simulate-bugs test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-controller bench-console bench-attacks bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +77,12 @@ test-controllers: $(READY) ## kill controllers and etcd members, all for a minut
 
 test-damage: $(READY) ## damage a million stores and recover them, for hours; DAMAGE_CASES=... for fewer
 	SKYROUTE_DAMAGE_CASES=$(DAMAGE_CASES) $(BIN)/python -m pytest --quiet -n auto tests/adversity/test_single_damage.py
+
+simulate: $(READY) ## simulate clusters with faults for SIMULATE_S seconds; SEED=... replays one
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--for $(SIMULATE_S))
+
+simulate-bugs: $(READY) ## plant a bug for each invariant of the simulation, and check that it is found
+	$(BIN)/python -m tests.simulation --planted
 
 test-floors: $(FLOORS_READY) ## run the unit tests with the lowest allowed versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline

@@ -127,13 +127,9 @@ class Load:
         }
         ids = [each.id for each in members]
         body = json.dumps({"syncStateSet": ids, "syncStateSetEpoch": int(elected.fields["syncStateSetEpoch"])})
-        for _ in range(100):
-            changed = await first.line.call(1001, fields, body.encode())
-            if changed.code == 0:
-                break
-            await asyncio.sleep(0.05)  # the heartbeats of the others are still on their way
-        else:
-            raise AssertionError(f"the sync state set of {name} was refused: {changed}")
+        async with asyncio.timeout(30.0):
+            while (await first.line.call(1001, fields, body.encode())).code:
+                await asyncio.sleep(0.05)  # the heartbeats of the others are still on their way
         self.groups[name] = members
 
     async def _beat(self) -> None:

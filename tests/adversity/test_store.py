@@ -16,11 +16,12 @@ from skyroute.broker.store.errors import StoreClosedError, StoreDamagedError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.queue_read import ReadStatus
 from skyroute.files.disk import Disk
-from skyroute.files.errors import DiskFullError, StorageError
+from skyroute.files.errors import DiskFullError, FileWriteError, StorageError
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.positions import QueueOffset
 from skyroute.message.properties import encode_properties
 from skyroute.message.record import decode_record, encode_record
+from tests.simulation.disk import SimDisk
 from tests.support.disks import (
     NOW_MS,
     SMALL,
@@ -95,6 +96,51 @@ def cut_to(stored: dict[int, list[bytes]], count: int) -> dict[int, list[bytes]]
 
 
 # ------------------------------------------------------------------------------------------------------------- dying
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_power_failure_after_a_kill_loses_no_flushed_message(tmp_path: Path, seed: int) -> None:
+    """The restarted process syncs the files of the killed one, and their names."""
+    disk = SimDisk(tmp_path, random.Random(seed), lambda _: None)
+    folder = tmp_path / "store"
+    store = small_store(folder, disk)
+    stored = fill(store, 9 * QUEUES)
+    store.flush()
+    more = fill(store, 30 * QUEUES, first=9 * QUEUES)
+    store.dispatch()
+    store.kill()
+    store = small_store(folder, disk)
+    store.kill()
+    disk.crash()
+    assert disk.lost_names == 0
+    with reopened(folder, disk) as store:
+        check_messages(store, {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored})
+
+
+@pytest.mark.parametrize("failing", ["commitlog", "consumequeue", "index", "queues"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_power_failure_after_a_failed_flush_and_a_restart_loses_nothing(
+    tmp_path: Path, seed: int, failing: str
+) -> None:
+    """After a failed sync, the system keeps the data in its cache, and reports success for syncs that write nothing."""
+    disk = SimDisk(tmp_path, random.Random(seed), lambda _: None)
+    folder = tmp_path / "store"
+    store = small_store(folder, disk)
+    stored = fill(store, 9 * QUEUES)
+    store.flush()
+    more = fill(store, 60 * QUEUES, first=9 * QUEUES)
+    if failing != "commitlog":
+        store.flush(thorough=False)
+    disk.faults.fails_next_sync, disk.faults.fails_sync_of = True, failing
+    with pytest.raises(FileWriteError):
+        store.flush()
+    store.kill()
+    store = small_store(folder, disk)
+    store.flush()
+    store.kill()
+    disk.crash()
+    with reopened(folder, disk) as store:
+        check_messages(store, {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored})
 
 
 @pytest.mark.parametrize("disk", [NoSyncDisk, RestartedMachineDisk])

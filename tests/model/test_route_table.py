@@ -184,6 +184,9 @@ class Model:
                 return "superseded"
         if holder_of_id is None and len(table.topics) == 1:
             return "partial"
+        if known is not None and known.connection > connection and known.broker_id == broker_id:
+            known.renew(now, connection)
+            return "overtaken"
         if known is not None and known.connection == connection and known.broker_id == broker_id == 0:
             old, new = known.version, table.version
             if old[0] == new[0] and new.counter < old.counter and new.timestamp_ms <= old.timestamp_ms:

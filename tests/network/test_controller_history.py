@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,11 @@ async def test_a_folder_that_cannot_be_written_leaves_the_controller_without_a_j
 
 
 async def test_a_name_server_records_the_elections_of_its_controller(tmp_path: Path) -> None:
-    settings = {"memory_path": str(tmp_path / "memory"), "journal_enabled": True, "warm_restart_enabled": False}
+    settings: dict[str, Any] = {
+        "memory_path": str(tmp_path / "memory"),
+        "journal_enabled": True,
+        "warm_restart_enabled": False,
+    }
     async with running_name_server(tmp_path / "ns", **settings) as name_server:
 
         def record(changes: Collection[GroupEvent]) -> None:

@@ -58,8 +58,15 @@ class Contender:
         self.store = EtcdStore(self.client, prefix)
         self.gained = 0
         self.leadership = EtcdLeadership(
-            *("g", name, f"{name}:1", {name: f"{name}:1"}),
-            *(self.store, self.client, SystemClock(), lease_s, self._gain),
+            group="g",
+            self_id=name,
+            address=f"{name}:1",
+            peers={name: f"{name}:1"},
+            store=self.store,
+            client=self.client,
+            clock=SystemClock(),
+            lease_s=lease_s,
+            on_gained=self._gain,
         )
         self._task: asyncio.Task[None] | None = None
 

@@ -57,9 +57,7 @@ class CutProxy:
                 self._whole.wait()
                 server = socket.create_connection(self._target, timeout=10)
                 server.settimeout(None)
-            except OSError:
-                if self._over:
-                    return
+            except OSError:  # closed, or the target does not listen
                 continue
             self._sockets += [client, server]
             threading.Thread(target=self._pump, args=(client, server, {}), daemon=True).start()

@@ -107,7 +107,9 @@ class EtcdCluster:
 
     def leader(self) -> EtcdMember:
         """Return the member that leads."""
-        return wait_until(self._leader, "etcd has a leader")
+        found = wait_until(self._leader, "etcd has a leader")
+        assert found is not None
+        return found
 
     def _leader(self) -> EtcdMember | None:
         for member in self.members:

@@ -52,8 +52,9 @@ def journal_change(event: GroupEvent) -> ReplicasChanged:
         case IdGranted():
             return ReplicasChanged(Kind.REPLICA_ADDED, *group, event.broker_id, event.address)
         case AddressChanged():
-            sides = (ReplicasState(address=address) for address in (event.before, event.after))
-            return ReplicasChanged(Kind.REPLICA_MOVED, *group, event.broker_id, event.after, None, None, *sides)
+            before, after = (ReplicasState(address=address) for address in (event.before, event.after))
+            moved = (Kind.REPLICA_MOVED, *group, event.broker_id, event.after)
+            return ReplicasChanged(*moved, before=before, after=after)
         case ReplicasRemoved():
             removed = ReplicasState(broker_ids=tuple(sorted(event.broker_ids)))
             return ReplicasChanged(Kind.REPLICAS_REMOVED, *group, before=removed)

@@ -171,8 +171,15 @@ class ControllerServer:
         client, store = self._etcd
         peers = config.all_peers or {config.self_id: address}
         return EtcdLeadership(
-            *(config.group, config.self_id, address, peers),
-            *(store, client, self.clock, config.etcd_lease_s, self._scan_masters),
+            group=config.group,
+            self_id=config.self_id,
+            address=address,
+            peers=peers,
+            store=store,
+            client=client,
+            clock=self.clock,
+            lease_s=config.etcd_lease_s,
+            on_gained=self._scan_masters,
         )
 
     def _scan_masters(self) -> None:

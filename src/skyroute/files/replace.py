@@ -55,6 +55,7 @@ def replace_file(
     mark = f".{os.getpid()}-{threading.get_ident()}.tmp" if is_shared else ".tmp"
     staged = target.with_name(f"{target.name}{mark}")
     pieces = (content,) if isinstance(content, bytes) else content
+    folder_exists = target.parent.is_dir()
     try:
         disk.make_folder(target.parent)
         try:
@@ -68,6 +69,8 @@ def replace_file(
     except FileWriteError as error:
         raise _with_path(error, path) from error
     disk.sync_folder(target.parent)
+    if not folder_exists:
+        disk.sync_folder(target.parent.parent)
 
 
 def ensure_replaceable(path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from skyroute.clock import Clock
+from skyroute.files.disk import Disk
 from skyroute.files.errors import FileWriteError
 from skyroute.nameserver.errors import FolderInUseError, SnapshotError, StateFolderError
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
@@ -59,11 +60,14 @@ class PersistenceSettings:
 class Persistence:
     """Journal and snapshot of one name server. Call all methods on the loop; files are written in threads."""
 
-    def __init__(self, settings: PersistenceSettings, folder: StateFolder, clock: Clock) -> None:
+    def __init__(
+        self, settings: PersistenceSettings, folder: StateFolder, clock: Clock, disk: Disk | None = None
+    ) -> None:
         self.folder = folder
         self.journal: Journal | None = None
         self._settings = settings
         self._clock = clock
+        self._disk = disk or Disk()
         self.snapshots = 0
         """Number written since the start."""
         self.snapshot_failures = 0
@@ -78,14 +82,16 @@ class Persistence:
         self._writing = threading.Lock()
 
     @classmethod
-    def open(cls, settings: PersistenceSettings, clock: Clock, table: RouteTable, address: str) -> "Persistence | None":
+    def open(
+        cls, settings: PersistenceSettings, clock: Clock, table: RouteTable, address: str, disk: Disk | None = None
+    ) -> "Persistence | None":
         """Restore the table from the snapshot and open the journal. None: the folder cannot be used.
 
         Raises:
             FolderInUseError: Another name server uses the folder.
         """
         try:
-            persistence = cls(settings, lock_folder(settings.path), clock)
+            persistence = cls(settings, lock_folder(settings.path), clock, disk)
         except FolderInUseError:
             raise
         except StateFolderError as error:
@@ -188,7 +194,7 @@ class Persistence:
             # A cancelled task leaves its thread running: the last snapshot waits for it and is not overwritten.
             with self._writing:
                 if is_last or not self._stopping:
-                    write_snapshot(self.folder.snapshot, lines)
+                    write_snapshot(self.folder.snapshot, lines, self._disk)
         except (FileWriteError, UnicodeEncodeError) as error:
             self._log_failure(error)
             return False
@@ -226,7 +232,12 @@ class Persistence:
             return
         try:
             self.journal = Journal.open(
-                self.folder.journal, server_id=self.folder.server_id, limits=limits, clock=self._clock, floor=floor
+                self.folder.journal,
+                server_id=self.folder.server_id,
+                limits=limits,
+                clock=self._clock,
+                floor=floor,
+                disk=self._disk,
             )
         except (OSError, FileWriteError) as error:
             log.warning("no journal reason=cannot write %s: %s", self.folder.journal, error)

@@ -7,6 +7,7 @@ from typing import Final
 from uuid import uuid4
 
 from skyroute.clock import Clock, SystemClock
+from skyroute.files.disk import Disk
 from skyroute.files.replace import ensure_replaceable
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.admin import AdminHandlers
@@ -45,8 +46,16 @@ REQUEST_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 
 class NameServer:
     """One name server. Call `start` and `stop` inside a running loop; it can be embedded in any program."""
 
-    def __init__(self, config: NameServerConfig, *, upstream: Sequence[str] = (), clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        config: NameServerConfig,
+        *,
+        upstream: Sequence[str] = (),
+        clock: Clock | None = None,
+        disk: Disk | None = None,
+    ) -> None:
         self.config = config
+        self._disk = disk
         self.clock = clock or SystemClock()
         self.table = RouteTable(
             brokers_max=config.brokers_max,
@@ -198,7 +207,7 @@ class NameServer:
         settings = self.config.persistence
         if settings is not None:
             address = join_address(self.config.bind_address, port)
-            self._publisher.persistence = Persistence.open(settings, self.clock, self.table, address)
+            self._publisher.persistence = Persistence.open(settings, self.clock, self.table, address, self._disk)
             self._routes.is_warm = self.table.unconfirmed_count > 0
             self._routes.known_before = frozenset(self.table.topics)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from skyroute.files.disk import Disk
 from skyroute.files.replace import replace_file
 from skyroute.nameserver.errors import SnapshotError
 from skyroute.routing.errors import InvalidSnapshotError
@@ -88,13 +89,13 @@ def decode_snapshot(content: bytes) -> tuple[Header, TableSnapshot]:
     return header, snapshot
 
 
-def write_snapshot(path: Path, lines: Sequence[bytes]) -> None:
+def write_snapshot(path: Path, lines: Sequence[bytes], disk: Disk | None = None) -> None:
     """Replace the snapshot file; it is on disk when this returns.
 
     Raises:
         FileWriteError: The file cannot be written; the old one is unchanged.
     """
-    replace_file(path, lines, keep_backup=False)
+    replace_file(path, lines, keep_backup=False, disk=disk or Disk())
 
 
 def _to_line(group: GroupSnapshot) -> _Group:

@@ -81,14 +81,19 @@ class RegistrationCheck:
             )
 
     def is_overtaken(self, connection: int) -> bool:
-        """A later registration of the same master arrived first on the same connection.
+        """A later registration of the same broker arrived first: on a newer connection, or with a later version.
 
-        Not checked for slaves, which copy their master's versions, nor on a new connection: a broker may restart from
-        an older file. There a smaller counter can be newer.
+        Connections are numbered as they arrive. A registration on an older one was sent earlier and delayed by the
+        network. If it took the broker over, the broker would be removed when the older connection closes.
+
+        Versions are not compared for slaves, which copy their master's, nor on a new connection: a broker may restart
+        from an older file. There a smaller counter can be newer.
         """
         known, new = self.known, self.table.version
-        if known is None or self.changes_cluster or known.connection != connection:
+        if known is None or self.changes_cluster or known.connection < connection:
             return False
+        if known.connection > connection:
+            return known.broker_id == self.registration.broker_id
         if known.broker_id != MASTER_ID or self.registration.broker_id != MASTER_ID:
             return False
         old = known.version

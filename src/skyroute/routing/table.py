@@ -163,7 +163,8 @@ class RouteTable(RouteTableWriter):
 
         Args:
             registration: Without a table only if `remembers` returned true.
-            connection: Number of the connection it came on; the broker is removed when that connection closes.
+            connection: Number of the connection it came on, larger than those of older connections. The broker is
+                removed when that connection closes.
             now: Monotonic seconds.
             delete_missing_topics: Remove topics that are not in the registration, unless the broker has static topics.
             preparation: Result of `prepare`, without other changes since.
@@ -349,7 +350,7 @@ class RouteTable(RouteTableWriter):
                 f"no table and no remembered body for {registration.broker_name}[{registration.broker_id}] "
                 f"at {registration.key}"
             )
-        if member.ticket > ticket:
+        if member.ticket > ticket or member.connection > connection:
             member.renew(now)
             return RegistrationOutcome(overtaken=True)
         member.ticket = ticket

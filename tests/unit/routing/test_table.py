@@ -1,5 +1,7 @@
 """The life of brokers in the table: coming, staying, changing and leaving."""
 
+from dataclasses import replace
+
 import pytest
 
 from skyroute.routing.discovery import cluster_view, find_route, member_addresses
@@ -387,6 +389,19 @@ def test_every_broker_behind_a_closed_connection_leaves() -> None:
     assert [event.connection_is_unused for event in left] == [False, False, True]
     assert repr(table) == EMPTY
     assert table.drop_connection(1) == ()
+
+
+@pytest.mark.parametrize("fingerprint", [None, b"body"], ids=["with its table", "remembered"])
+def test_a_delayed_registration_of_an_older_connection_does_not_take_the_broker_back(fingerprint: bytes | None) -> None:
+    table = RouteTable()
+    tell(table, registration(fingerprint=fingerprint), connection=1)
+    tell(table, registration(fingerprint=fingerprint), connection=2)
+    late = registration(fingerprint=fingerprint)
+    if fingerprint is not None:
+        late = replace(late, table=None)
+    assert table.register(late, connection=1, now=0.0).overtaken
+    assert table.drop_connection(1) == ()
+    assert only(table.drop_connection(2), BrokerLeft).address == MASTER
 
 
 def test_a_connection_is_not_unused_while_another_of_its_brokers_is_registered() -> None:

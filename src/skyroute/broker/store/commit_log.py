@@ -12,6 +12,7 @@ from skyroute.broker.store.damage_map import DamageMap
 from skyroute.broker.store.errors import RecordTooLargeError
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.files.segmented_log import SegmentedLog
+from skyroute.broker.store.files.sparse import data_chunks
 from skyroute.broker.store.flush import Flush
 from skyroute.files.disk import Disk
 from skyroute.files.errors import StorageError
@@ -159,6 +160,18 @@ class CommitLog:
             at = self.end + distance - last.start
             last.read(at, max(min(size, last.size - at), 0))
 
+    def rewrite_from(self, position: int) -> None:
+        """Write everything from this position on again.
+
+        After a failed sync, the system shows writes that it has dropped, and does not repeat them at the next sync.
+
+        Raises:
+            FileWriteError: a part may not be written again.
+        """
+        for segment in self._log.segments:
+            for low, high in data_chunks(segment, max(position - segment.start, 0)):
+                segment.write(low, segment.read(low, high - low))
+
     def truncate(self, position: int) -> None:
         """Drop everything from this position on."""
         self._log.truncate(position)
@@ -193,6 +206,7 @@ class CommitLog:
             if newest is not self._synced_segment:
                 self._synced_segment = newest
                 flush.add_folder(self._log.folder)
+                flush.add_folder(self._log.folder.parent)
 
     def note_flushed(self, position: int) -> None:
         """Note that everything before a position is on disk."""

@@ -269,6 +269,9 @@ class Dispatcher:
         # From here on nothing can fail, and new writes are for the next flush.
         if (ledger := self._ledger.begin_flush()) is not None:
             flush.add(ledger)
+            if self._ledger.is_new:
+                flush.add_folder(self._ledger.folder)
+                self._ledger.is_new = False
         for segment in self._unflushed:
             segment.note_flushed()
         self._unflushed = {}
@@ -375,6 +378,17 @@ class Dispatcher:
         """Let the checkpoint advance again: everything before a position is written."""
         self.has_gaps = False
         self._checkpoint.note_dispatched(log_end, 0)
+
+    def note_unsynced(self, queues: Iterable[TopicQueue], position: int, index_file: int) -> None:
+        """Include in the next flush the files that an earlier process may not have synced, and their names.
+
+        These are the queue segments with records from a position of the log on, and the index files from this name on.
+        """
+        for queue in queues:
+            for segment in queue.segments_behind(position):
+                segment.is_new = True
+                self._unflushed[segment] = None
+        self._index_writer.note_unsynced(index_file)
 
     # ---------------------------------------------------------------------------------------------------------- removal
 

@@ -115,9 +115,10 @@ class MessageStore(StoreReader):
             self._checkpoint.end_batch()  # a note of an earlier log: this recovery may die, and the next one trust it
         self._log.load()
         self._queues.load()
-        on_disk = self._checkpoint.on_disk if shutdown is Shutdown.MACHINE_STOPPED else None
+        on_disk = self._checkpoint.on_disk
         if self._index is not None:
-            self._index.load(on_disk.index_file or None if on_disk is not None else None)
+            newest = on_disk.index_file if on_disk is not None and shutdown is Shutdown.MACHINE_STOPPED else 0
+            self._index.load(newest or None)
         is_ours = shutdown in (Shutdown.PROCESS_DIED, Shutdown.MACHINE_STOPPED) or (
             shutdown is Shutdown.CLEAN and self._checkpoint.closed_end is not None
         )
@@ -137,6 +138,9 @@ class MessageStore(StoreReader):
             begin_rebuild=self._begin_rebuild,
         )
         self._checkpoint.end_batch()
+        if shutdown is Shutdown.PROCESS_DIED:
+            synced_end, index_file = (0, 0) if on_disk is None else (on_disk.end, on_disk.index_file)
+            self._dispatcher.note_unsynced(self._queues.by_key.values(), synced_end, index_file)
         span = range(self._log.start, self._log.end)
         self.damage = known_damage.merge(self.recovered.damaged, self.recovered.cuts, span)
         self._log.damaged.set_ranges((each.position, each.end) for each in self.damage.ranges)
@@ -148,6 +152,7 @@ class MessageStore(StoreReader):
         self._last_stored_ms = max(self._dispatcher.written_ms, self._checkpoint.log_ms)
         if shutdown is not Shutdown.CLEAN:
             self.flush()
+        self._checkpoint.clear_failed_flush()
         self._abort.write()
         self._checkpoint.clear_closed()
 
@@ -380,6 +385,8 @@ class MessageStore(StoreReader):
 
     def fail_flush(self, cause: StorageError) -> None:
         """Note that a flush failed: nothing can be appended until the store is opened again."""
+        if not isinstance(self._refusal, StoreClosedError):
+            self._checkpoint.note_failed_flush()
         self._refusal = StoreClosedError(f"{self.folder} could not be flushed ({cause}); restart the broker")
 
     # --------------------------------------------------------------------------------------------------------- expiring

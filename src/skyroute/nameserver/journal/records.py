@@ -175,7 +175,7 @@ def _event_content(event: RouteEvent) -> Mapping[str, Any]:
 
 
 def _replicas_content(change: ReplicasChanged) -> Mapping[str, Any]:
-    content = {
+    content: dict[str, Any] = {
         "kind": change.kind,
         "cause": change.cause,
         "cluster": change.cluster,

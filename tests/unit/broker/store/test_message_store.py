@@ -400,6 +400,34 @@ def test_messages_are_appended_while_another_thread_flushes(tmp_path: Path) -> N
     assert len(read_all(small_store(tmp_path, log_segment_bytes=1 << 20))) == 2
 
 
+def test_a_store_syncs_the_files_of_a_killed_process(tmp_path: Path) -> None:
+    folders: set[Path] = set()
+    files: set[Path] = set()
+
+    class RecordingDisk(Disk):
+        def sync(self, descriptor: int) -> None:
+            files.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+        def sync_folder(self, folder: Path) -> None:
+            folders.add(folder)
+
+    store = small_store(tmp_path)
+    for number in range(12):
+        store.append(draft(properties={"KEYS": "k"}), NOW_MS + number)
+    store.flush()
+    for number in range(70):  # new segments of log, queue and index
+        store.append(draft(properties={"KEYS": "k"}), NOW_MS + number)
+    store.dispatch()
+    store.kill()
+    small_store(tmp_path, RecordingDisk()).kill()
+    queue, index, log = tmp_path / "consumequeue" / "T" / "0", tmp_path / "index", tmp_path / "commitlog"
+    assert len(list(queue.iterdir())) == 9
+    assert files >= {*log.iterdir(), *sorted(queue.iterdir())[1:], *sorted(index.iterdir())[1:]}
+    assert files >= {tmp_path / "queues", tmp_path / "checkpoint"}
+    assert sorted(queue.iterdir())[0] not in files, "the killed process has synced it"
+    assert folders >= {queue, queue.parent, queue.parent.parent, index, log, tmp_path}
+
+
 def test_a_folder_can_be_opened_only_once(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     with pytest.raises(StoreLockedError, match="in use by another broker"):

@@ -41,6 +41,9 @@ class AbortFile:
     def write(self) -> None:
         """Note that the store is open.
 
+        The name of the file is on disk: without it, a store whose machine lost power looks like a closed one. Its
+        content may be lost; recovery then does not know who had the store open.
+
         Raises:
             FileWriteError: the file may be incomplete.
         """
@@ -50,6 +53,8 @@ class AbortFile:
             self._disk.write(descriptor, f"{os.getpid()}\n{self._boot_id or '-'}".encode(), 0)
         finally:
             os.close(descriptor)
+        for folder in list(self._path.parents)[:2]:  # the store may be new, too
+            self._disk.sync_folder(folder)
 
     def remove(self) -> None:
         """Note that the store was closed.

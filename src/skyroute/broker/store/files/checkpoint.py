@@ -1,6 +1,6 @@
 """The checkpoint file: up to where log, queues and index are written, and on disk.
 
-Apache's broker reads and writes three times. Four notes of ours are behind them, where Apache's broker does not look.
+Apache's broker reads and writes three times. Five notes of ours are behind them, where Apache's broker does not look.
 """
 
 import mmap
@@ -23,6 +23,8 @@ _CLOSED_AT: Final = 2560
 _BATCH: Final = Struct(">q")
 _BATCH_AT: Final = 2816
 _NO_BATCH: Final = bytes(_BATCH.size)
+_FAILED: Final = Struct(">q")
+_FAILED_AT: Final = 3072
 _CHECKSUM_START: Final = crc32(b"skyroute")
 """Initial value of the checksums of our notes, so that zeros are no valid note."""
 _CHECKSUM: Final = Struct(">I")
@@ -122,6 +124,19 @@ class Checkpoint:
         """Note that all of it is written, or nothing."""
         self._map[_BATCH_AT : _BATCH_AT + _BATCH.size] = _NO_BATCH
 
+    @property
+    def has_failed_flush(self) -> bool:
+        """Whether a flush has failed since the store was opened: the system may have dropped writes it still shows."""
+        return self._read_note(_FAILED, _FAILED_AT) is not None
+
+    def note_failed_flush(self) -> None:
+        """Note that a flush failed. Not for the disk: for the next process."""
+        self._write_note(_FAILED.pack(1), _FAILED_AT)
+
+    def clear_failed_flush(self) -> None:
+        """Note that everything was written again."""
+        self._map[_FAILED_AT : _FAILED_AT + _FAILED.size] = bytes(_FAILED.size)
+
     def note_rebuild(self, position: int) -> None:
         """Note, on disk, that queues and index lack records from this position on.
 
@@ -185,7 +200,8 @@ def parse_checkpoint(page: bytes) -> CheckpointPage:
     page = page.ljust(_BYTES, b"\0")
     found: dict[int, tuple[int, ...]] = {}
     damaged = []
-    for layout, at in (_DERIVED, _DERIVED_AT), (_ON_DISK, _ON_DISK_AT), (_CLOSED, _CLOSED_AT), (_BATCH, _BATCH_AT):
+    notes = (_DERIVED, _DERIVED_AT), (_ON_DISK, _ON_DISK_AT), (_CLOSED, _CLOSED_AT), (_BATCH, _BATCH_AT)
+    for layout, at in (*notes, (_FAILED, _FAILED_AT)):
         note = page[at : at + layout.size]
         (checksum,) = _CHECKSUM.unpack_from(page, at + layout.size)
         if any(note) and checksum != crc32(note, _CHECKSUM_START):

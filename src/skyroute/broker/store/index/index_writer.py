@@ -133,6 +133,12 @@ class IndexWriter:
         if self.process is not None:
             self.process.kill()
 
+    def note_unsynced(self, first: int) -> None:
+        """Include in the next flush all files from this name on: an earlier process may not have synced them."""
+        for file in () if self._index is None else self._index.files:
+            if int(file.path.name) >= first:
+                file.is_dirty = file.is_new = True
+
     def unflushed_files(self) -> list[IndexFile]:
         """Return the files with writes that may not be on disk."""
         if self.process is not None:

@@ -64,6 +64,8 @@ class QueueLedger:
         self._descriptor = -1
         self._map: mmap.mmap | None = None
         self._end = 0
+        self.is_new = False
+        """Its name may not be on disk."""
         self._ends_at: dict[TopicQueue, int] = {}
         self._unflushed: dict[TopicQueue, None] = {}
         self._flushed: dict[TopicQueue, int] = {}
@@ -71,6 +73,10 @@ class QueueLedger:
 
     def __repr__(self) -> str:
         return f"<QueueLedger {self._path} queues={len(self._ends_at)}>"
+
+    @property
+    def folder(self) -> Path:
+        return self._path.parent
 
     def read(self) -> KnownQueues | None:
         """Parse the file; None if it is missing or damaged."""
@@ -124,6 +130,7 @@ class QueueLedger:
             raise
         self.close()
         self._descriptor, self._map, self._end, self._ends_at = descriptor, mapped, len(content), ends_at
+        self.is_new = True
 
     def note(self, queue: TopicQueue) -> None:
         """Write the end of a queue whose units are all in files."""
@@ -155,6 +162,7 @@ class QueueLedger:
             raw = _ends(position)
             self._map[at : at + len(raw)] = raw
             self._disk.sync(self._descriptor)
+            self._disk.sync_folder(self.folder)
 
     def forget(self, queue: TopicQueue) -> None:
         """Drop the entry of a deleted queue, so that the next start does not create it again."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from struct import Struct
 from typing import ClassVar, Final
@@ -182,6 +182,14 @@ class UnitRows(ABC):
         while row < self._count and not log_start <= self._unit_at(row)[0] and not self._is_empty(self._units(row, 1)):
             row += 1
         self._truncate(row)
+
+    def segments_behind(self, position: int) -> Iterator[Segment]:
+        """Yield the segments with units of records at or behind a position of the log. All units are written."""
+        for segment in reversed(self.segments):
+            first, stop = segment.start // self.unit_bytes, min(segment.stop // self.unit_bytes, self._written)
+            if first < stop and not self._is_behind(stop - 1, position):
+                return
+            yield segment
 
     def drop_from(self, row: int) -> None:
         """Drop the units from this row on."""

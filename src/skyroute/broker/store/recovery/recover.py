@@ -7,7 +7,8 @@ rebuilt where they are missing or damaged.
 
    - After a clean shutdown, everything is written.
    - If the process died, everything it wrote can be read back. The checkpoint has the newest dispatched record.
-   - If the machine stopped, the checkpoint has the record up to which everything is on disk.
+   - If the machine stopped, the checkpoint has the record up to which everything is on disk. It also counts if the
+     process died after a failed flush; the log behind it is then written again.
    - Apache's broker notes only a time: everything stored before it is on disk. Recovery starts with the segment of
      that time. It does the same if a note is missing or invalid.
 
@@ -96,6 +97,8 @@ def recover(
         start = _find_start(log, checkpoint.trusted_ms)
     if not log.segments:
         log.start_at(start)
+    if shutdown is Shutdown.PROCESS_DIED and checkpoint.has_failed_flush:
+        log.rewrite_from(start)
     cuts: list[CutTail] = []
     batch = checkpoint.unfinished_batch if shutdown is Shutdown.PROCESS_DIED else None
     if batch is not None and batch >= start:
@@ -151,9 +154,9 @@ def _find_trusted_end(
         closed_end = checkpoint.closed_end
         return _find_newest(log, queues) if closed_end is None else max(closed_end, log.start)
     noted: tuple[int, int] | None = None
-    if shutdown is Shutdown.PROCESS_DIED:
+    if shutdown is Shutdown.PROCESS_DIED and not checkpoint.has_failed_flush:
         noted = checkpoint.last_dispatched
-    elif shutdown is Shutdown.MACHINE_STOPPED and checkpoint.on_disk is not None:
+    elif shutdown in (Shutdown.PROCESS_DIED, Shutdown.MACHINE_STOPPED) and checkpoint.on_disk is not None:
         noted = checkpoint.on_disk[:2]
     if noted is None:
         return None
