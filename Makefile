@@ -15,13 +15,23 @@ COMPILED := .cache/compiled
 COMPILED_READY := $(COMPILED)/.ready
 COMPILED_PYTHON ?= $$($(PYTHON) benchmarks/fastest_python.py)
 
+FUZZ := .cache/fuzz
+FUZZ_READY := $(FUZZ)/.ready
+MUTATION := .cache/mutation
+MUTATION_READY := $(MUTATION)/.ready
+
 SPARK_TESTS ?= tests/spark
 DAMAGE_CASES ?= 1000000
 SIMULATE_S ?= 300
-TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/packaging)
+# Seconds for each target of `make fuzz`; TARGET=... runs one of tests/fuzz/targets.
+FUZZ_SECONDS ?= 60
+TARGET ?=
+# The first commit with all servers, and the oldest version that must open today's files.
+FIRST ?= b1dfccc
+TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/packaging tests/fuzz tests/upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console texts test-peers test-controllers test-damage simulate simulate-bugs test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-controller bench-console bench-attacks bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console texts test-peers test-controllers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-controller bench-console bench-attacks bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +88,18 @@ test-controllers: $(READY) ## kill controllers and etcd members, all for a minut
 test-damage: $(READY) ## damage a million stores and recover them, for hours; DAMAGE_CASES=... for fewer
 	SKYROUTE_DAMAGE_CASES=$(DAMAGE_CASES) $(BIN)/python -m pytest --quiet -n auto tests/adversity/test_single_damage.py
 
+fuzz: $(FUZZ_READY) ## fuzz every reader of foreign bytes; FUZZ_SECONDS=... for each, TARGET=... for one
+	nice $(FUZZ)/bin/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) $(TARGET)
+
+mutation: $(MUTATION_READY) ## change the code of routing, recovery and consumer offsets, and see which changes no test notices
+	nice $(MUTATION)/bin/python -m tests.mutation.run
+
+test-downgrade: $(READY) ## let the first version open files of this one, and this one those of the first; needs git history
+	rm -rf .cache/first && mkdir -p .cache/first && git archive $(FIRST) src | tar x -C .cache/first
+	PYTHONPATH=src $(BIN)/python -m tests.upgrade.write_fixture .cache/today.tar.xz
+	PYTHONPATH=.cache/first/src $(BIN)/python -m tests.upgrade.reopen .cache/today.tar.xz
+	for archive in tests/fixtures/*.tar.xz; do PYTHONPATH=src $(BIN)/python -m tests.upgrade.reopen $$archive || exit 1; done
+
 simulate: $(READY) ## simulate clusters with faults for SIMULATE_S seconds; SEED=... replays one
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--for $(SIMULATE_S))
 
@@ -112,6 +134,11 @@ $(FLOORS_READY): pyproject.toml
 		| sed 's/>=/==/' > $(FLOORS)/constraints.txt
 	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(FLOORS)/constraints.txt --editable '.[tools]'
+	@touch $@
+
+$(FUZZ_READY) $(MUTATION_READY): pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[tools,$(notdir $(@D))]'
 	@touch $@
 
 format: $(READY) ## format the source

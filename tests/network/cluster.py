@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from skyroute.wire.codes import ResponseCode
 from tests.support.connections import AsyncConnection
 from tests.support.raw import Command, DataVersion, Registration, Request, Topic
 
@@ -18,15 +19,15 @@ async def register(line: AsyncConnection, *registrations: Registration) -> None:
     """Register brokers that must be accepted."""
     for registration in registrations:
         answer = await line.call(registration.request)
-        assert answer.code == 0, answer.remark
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
 
 
 async def addresses(line: AsyncConnection, topic: str = "TopicA") -> dict[str, dict[str, str]]:
     """Where a topic is: broker name to broker id to address; empty if it has no route."""
     answer = await line.call(105, {"topic": topic})
-    if answer.code == 17:
+    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
         return {}
-    assert answer.code == 0, answer.remark
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
     return {data["brokerName"]: data["brokerAddrs"] for data in answer.value["brokerDatas"]}
 
 

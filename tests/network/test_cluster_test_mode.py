@@ -91,7 +91,7 @@ async def test_without_a_production_environment_the_unknown_stays_unknown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path, cluster_test_mode=True) as here, connection_to(here.address) as line:
-        assert (await route(line, "OnlyThere")).code == 17
+        assert (await route(line, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
     assert "clusterTest has no production name servers" in caplog.text
 
 
@@ -151,7 +151,7 @@ async def test_a_production_server_that_does_not_respond_times_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with silent_upstream(tmp_path, timeout_ms=50) as (test, _), connection_to(test.address) as line:
-        assert (await route(line, "OnlyThere")).code == 17
+        assert (await route(line, "OnlyThere")).code == ResponseCode.TOPIC_NOT_EXIST
     assert "did not respond to request 105" in caplog.text
 
 

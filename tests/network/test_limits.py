@@ -63,11 +63,11 @@ async def test_requests_after_a_long_registration_see_its_result(nameserver: Run
 async def test_the_topics_of_a_large_broker_go_at_once_and_their_index_later(nameserver: Running) -> None:
     table = nameserver.server.table
     async with connection_to(nameserver.address) as line, connection_to(nameserver.address) as other:
-        assert (await line.call(big_registration())).code == 0
+        assert (await line.call(big_registration())).code == ResponseCode.SUCCESS
         await line.close()
         await eventually(lambda: nameserver.connections == 1)
         assert await world(other) == NOWHERE
-        assert (await other.call(105, {"topic": "topic-of-many-000000"})).code == 17
+        assert (await other.call(105, {"topic": "topic-of-many-000000"})).code == ResponseCode.TOPIC_NOT_EXIST
         await eventually(lambda: table.is_swept)
         assert len(table.topics) == 0
 

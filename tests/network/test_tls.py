@@ -14,7 +14,7 @@ import trustme
 
 from skyroute.remoting.errors import TlsError
 from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMode, TlsSettings
-from skyroute.wire.codes import ResponseCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.certificates import Files, client_of, client_that_trusts_anyone
 from tests.network.cluster import CLUSTER, MASTER, addresses, register, topics
 from tests.support.connections import connection_to, listening_broker
@@ -354,7 +354,7 @@ async def test_brokers_are_called_over_tls_if_it_is_enabled(
     settings = TlsSettings(mode=TlsMode.DISABLED, test_mode=not checked, client=client)
     async with listening_broker(tls=broker_side(authority)) as broker, calling(tmp_path, settings) as here:
         await tell_of_a_change(here, broker.address)
-        assert (await broker.receive()).code == 905
+        assert (await broker.receive()).code == RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE
 
 
 async def test_nothing_is_sent_to_a_broker_with_an_untrusted_certificate(

@@ -75,7 +75,7 @@ def decode_snapshot(content: bytes) -> tuple[Header, TableSnapshot]:
     first, _, body = content.partition(b"\n")
     try:
         header = _header_decoder.decode(first)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise SnapshotError("its first line is not a snapshot header") from error
     if header.form != FORM or header.version != VERSION:
         raise SnapshotError(f"its format is {header.form} {header.version} (expected {FORM} {VERSION})")
@@ -84,7 +84,7 @@ def decode_snapshot(content: bytes) -> tuple[Header, TableSnapshot]:
     try:
         snapshot = TableSnapshot(tuple(map(_from_line, body.splitlines())))
         snapshot.check()
-    except (msgspec.MsgspecError, ValueError, InvalidSnapshotError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, InvalidSnapshotError) as error:
         raise SnapshotError(f"it has no valid route table: {error}") from error
     return header, snapshot
 

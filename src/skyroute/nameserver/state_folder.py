@@ -99,7 +99,7 @@ def _identity(path: Path) -> str:
         return msgspec.json.decode(path.read_bytes(), type=_Identity).id
     except FileNotFoundError:
         pass
-    except (OSError, msgspec.MsgspecError, ValueError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         log.warning("name server id lost, creating a new one file=%s cause=%s", path, error)
     made = secrets.token_hex(8)
     try:

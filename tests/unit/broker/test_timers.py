@@ -454,3 +454,17 @@ def test_crashes_lose_no_message_and_repeat_only_unsaved_deliveries(
     assert {body for body in bodies if bodies.count(body) > 1} <= repeatable
     assert all(message.stored_at_ms >= due[message.body] for message in waiting.messages())
     waiting.store.close()
+
+
+def test_an_invalid_copy_with_a_valid_checksum_is_not_used(tmp_path: Path) -> None:
+    check = TimerCheck(tmp_path / "timercheck", 1_000)
+    check.save(TimerProgress(-1, 0, 12, 3), START_MS)
+    with pytest.raises(StoreDamagedError, match="a number is negative"):
+        check.load()
+
+
+def test_numbers_that_leave_no_room_for_the_next_are_refused(tmp_path: Path) -> None:
+    check = TimerCheck(tmp_path / "timercheck", 1_000)
+    check.path.write_bytes(CHECK.pack(START_MS, 0, 15, 15, 0, 0, (1 << 63) - 1).ljust(4096, b"\0"))
+    with pytest.raises(StoreDamagedError, match="a number is too large"):
+        check.load()

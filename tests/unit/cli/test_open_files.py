@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from skyroute import Message, Producer
+from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import found_bodies, pull
 from tests.support.connections import connection_to
 
@@ -67,7 +68,7 @@ async def count_all(broker: str) -> int:
         found = 0
         for topic, queue_id in product(range(TOPICS), range(2)):
             offset = 0
-            while (reply := await line.call(pull(f"T{topic}", offset, queue_id=queue_id))).code == 0:
+            while (reply := await line.call(pull(f"T{topic}", offset, queue_id=queue_id))).code == ResponseCode.SUCCESS:
                 offset += len(found_bodies(reply))
             found += offset
     return found

@@ -67,3 +67,13 @@ async def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None
     log = AuditLog(tmp_path)
     with pytest.raises(OSError, match="Is a directory"):
         await log.write(1, "a", "", "x", {})
+
+
+@pytest.mark.parametrize("line", [b'{"user":"\xff"}', b'{"x":' + b"[" * 5000, b"half a li"])
+async def test_a_damaged_line_is_skipped(tmp_path: Path, line: bytes) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl")
+    await log.write(1, "a", "", "x", {})
+    with log.path.open("ab") as file:
+        file.write(line + b"\n")
+    await log.write(2, "a", "", "x", {})
+    assert [entry.time_ms for entry in log.latest()] == [2, 1]

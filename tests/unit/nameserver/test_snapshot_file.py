@@ -85,3 +85,9 @@ def group(
 def test_an_inconsistent_snapshot_is_refused(groups: tuple[GroupSnapshot, ...], reason: str) -> None:
     with pytest.raises(SnapshotError, match=reason):
         decode_snapshot(content(TableSnapshot(groups)))
+
+
+@pytest.mark.parametrize("file", [b'{"x":' + b"[" * 5000, b'{"form":"\xff"}', b"[]"])
+def test_a_file_that_cannot_be_decoded_is_refused(file: bytes) -> None:
+    with pytest.raises(SnapshotError, match="not a snapshot header"):
+        decode_snapshot(file)

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 PAGE_BYTES: Final = 4096
 """Size that Apache's brokers map."""
 
+NUMBER_MAX: Final = 1 << 62
+"""Maximum of each number. Larger ones are damaged, and the next one may not fit its field."""
+
 _SHARED: Final = Struct(">7q")
 _OWN: Final = Struct(">8s4q")
 _OWN_MARK: Final = b"skyroute"
@@ -124,6 +127,8 @@ def read_page(page: bytes) -> tuple[tuple[int, ...], TimerProgress, Page | None]
     raw_copy = page[_COPY_AT : _COPY_AT + _COPY_BYTES]
     (seal,) = _SEAL.unpack_from(page, _COPY_AT + _COPY_BYTES)
     copy = _read(raw_copy) if any(raw_copy) and seal == _seal(raw_copy) else None
+    if copy is not None and _find_damage(*copy, None):
+        copy = None
     return *_read(page), copy
 
 
@@ -145,6 +150,8 @@ def _find_damage(numbers: tuple[int, ...], progress: TimerProgress, copy: Page |
     """Return why the numbers are damaged; an empty text if they are intact."""
     if min(numbers) < 0:
         return f"a number is negative: {min(numbers)}"
+    if max(numbers) > NUMBER_MAX:
+        return f"a number is too large: {max(numbers)}"
     if not 0 <= progress.oldest <= progress.read_end or min(progress.slot_ms, progress.slot_offset) < 0:
         return f"offsets do not fit: oldest {progress.oldest}, read up to {progress.read_end}"
     if copy is not None and numbers[_COUNTER] <= copy[0][_COUNTER] and (numbers, progress) != copy:

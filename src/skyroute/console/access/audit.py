@@ -76,6 +76,6 @@ class AuditLog:
         for line in reversed(lines):
             try:
                 found.append(msgspec.json.decode(line, type=Entry))
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, ValueError, RecursionError):
                 continue
         return found

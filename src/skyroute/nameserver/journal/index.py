@@ -51,7 +51,7 @@ def read_index(folder: Path) -> dict[int, Segment]:
     """Return the segments in the index file; none if it is missing or damaged."""
     try:
         stored = msgspec.json.decode((folder / INDEX_NAME).read_bytes(), type=_IndexFile)
-    except (OSError, msgspec.MsgspecError, ValueError):
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         return {}
     return {segment.first: segment for segment in stored.segments}
 
@@ -68,7 +68,7 @@ def load_index(folder: Path) -> tuple[Index, list[Segment]]:
     stored, paths = read_index(folder), closed_segments(folder)
     index = Index(folder)
     for first, path in paths.items():
-        known = stored.get(first) or summarize(path.read_bytes())
+        known = stored.get(first) or summarize(path.read_bytes(), first)
         if known is not None:
             index.segments[first] = known
     return index, [segment for first, segment in stored.items() if first not in paths]

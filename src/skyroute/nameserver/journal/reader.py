@@ -135,7 +135,7 @@ def decode_lines(content: bytes, path: Path) -> Iterator[Record | Damage]:
     for number, line in enumerate(content.splitlines(), 1):
         try:
             yield record_decoder.decode(line)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             yield Damage(path, number, f"{error}: {line[:80]!r}")
 
 

@@ -75,19 +75,22 @@ def read_mark(line: bytes) -> Mark | None:
     """Decode the `Mark` of a line; None if the line is damaged."""
     try:
         return mark_decoder.decode(line)
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
-def summarize(content: bytes) -> Segment | None:
-    """Return the summary of a segment's content; None if it has no record. Damaged lines are skipped."""
+def summarize(content: bytes, first: int) -> Segment | None:
+    """Return the summary of a segment's content; None if it has no record. Damaged lines are skipped.
+
+    `first` is the number in the name of the file: the first line may be damaged.
+    """
     marks = [mark for line in content.splitlines() if (mark := read_mark(line)) is not None]
     if not marks:
         return None
-    first, times = marks[0], [mark.wall_ms for mark in marks]
+    times = [mark.wall_ms for mark in marks]
     return Segment(
-        first=first.seq if first.missing_from is None else first.missing_from,
-        last=max(mark.seq for mark in marks),
+        first=first,
+        last=max(first, *(mark.seq for mark in marks)),
         records=len(marks),
         min_ms=min(times),
         max_ms=max(times),
@@ -195,7 +198,8 @@ def close_torn(path: Path, disk: Disk) -> ClosedTorn:
     """
     content = path.read_bytes()
     whole = whole_lines(content)
-    segment, torn_bytes = summarize(whole), len(content) - len(whole)
+    first = int(path.name.removeprefix("_").removesuffix(".jsonl.open"))
+    segment, torn_bytes = summarize(whole, first), len(content) - len(whole)
     if segment is None:
         disk.remove(path)
         return ClosedTorn(None, torn_bytes)

@@ -37,5 +37,8 @@ def _to_ms(moment: datetime) -> int:
 
 
 def show_moment(milliseconds: int) -> str:
-    """Return the local time, with milliseconds."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    """Return the local time, with milliseconds; the number itself if it is outside the years 1 to 9999."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds} ms"

@@ -81,7 +81,7 @@ def _verify_against_index(report: Report, known: Segment, content: bytes) -> Non
     if known.size_bytes == len(content) and known.crc32 not in (None, zlib.crc32(content)):
         report.problems.append(f"{known.name}: the checksum is wrong")
     if known.size_bytes != len(content):
-        found = summarize(content)
+        found = summarize(content, known.first)
         report.problems.append(
             f"{known.name}: {0 if found is None else found.records} records in {len(content)} bytes"
             f" (expected {known.records} in {known.size_bytes} from the index)"
@@ -119,7 +119,7 @@ def _read(line: bytes) -> tuple[Record | Mark | None, str | None]:
     """Return the record or mark of a line, and the error if it is not a valid record."""
     try:
         return record_decoder.decode(line), None
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         return read_mark(line), str(error)
 
 

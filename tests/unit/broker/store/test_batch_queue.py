@@ -271,3 +271,19 @@ def test_a_unit_with_a_damaged_first_offset_hides_no_other_batch(tmp_path: Path,
         found |= {message.body for message in unwrap_batches(decode_records(b"".join(read.chunks)))}
     assert found >= {b"%d" % number for number in range(12) if number not in (6, 7)}
     again.close()
+
+
+def test_a_read_advances_past_several_damaged_units(tmp_path: Path, store: MessageStore) -> None:
+    for number in range(9):
+        append_batch(store, *[b"%d" % number] * 3)
+    store.close()
+    path = tmp_path / "batchconsumequeue" / TOPIC / "0" / f"{0:020d}"
+    content = bytearray(path.read_bytes())
+    for row, first, messages in ((3, 12, 9), (7, 9, 4)):
+        struct.pack_into(">qh", content, row * UNIT.size + 28, first, messages)
+    path.write_bytes(content)
+    store = batch_store(tmp_path)
+    for offset in range(store.min_offset(TOPIC, 0), store.max_offset(TOPIC, 0)):
+        for count_max in range(1, 32):
+            assert store.read_queue(TOPIC, 0, offset, count_max, 1 << 20).next_offset > offset
+    store.close()

@@ -133,3 +133,33 @@ def test_keys_behind_a_position_are_dropped(index: KeyIndex, cut: int, slots_are
     index.close()
     index.load()
     assert find(index, "every") == whole
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, -1), (0, 1 << 62), (8, -1), (8, 1 << 62), (16, -1)])
+def test_a_header_with_impossible_numbers_is_damaged(tmp_path: Path, index: KeyIndex, at: int, value: int) -> None:
+    add(index, ("a", 100), ("b", 200))
+    (path,) = [file.path for file in index.files]
+    index.close()
+    content = bytearray(path.read_bytes())
+    struct.pack_into(">q", content, at, value)
+    path.write_bytes(content)
+    again = KeyIndex(tmp_path / "index", 7, 20, Disk())
+    again.load()
+    assert again.files == []
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("used", [0x7FFFFFFF, -0x80000000])
+def test_a_damaged_number_of_used_slots_does_not_matter(tmp_path: Path, index: KeyIndex, used: int) -> None:
+    add(index, ("a", 100), ("b", 200))
+    (path,) = [file.path for file in index.files]
+    index.close()
+    content = bytearray(path.read_bytes())
+    struct.pack_into(">i", content, 32, used)
+    path.write_bytes(content)
+    again = KeyIndex(tmp_path / "index", 7, 20, Disk())
+    again.load()
+    again.truncate_to(150, slots_are_sound=True)
+    add(again, ("c", 300))
+    assert (find(again, "a"), find(again, "b"), find(again, "c")) == ([100], [], [300])
+    again.close()

@@ -255,3 +255,13 @@ def test_finishing_in_any_order_ends_at_the_position(wanted: list[int], chance: 
         buffer.finish([each])
         left.discard(each.queue_offset)
         assert buffer.commit_offset == min(left, default=51)
+
+
+def test_two_messages_of_one_offset_count_once() -> None:
+    buffer = MessageBuffer(0)
+    buffer.add([*messages(0, 1), *messages(1, 2)], 3)
+    assert buffer.bytes == 300
+    taken = buffer.take(10)
+    assert offsets(taken) == [0, 1, 2]
+    buffer.finish(taken)
+    assert (buffer.bytes, buffer.count, buffer.commit_offset) == (0, 0, 3)

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from skyroute.nameserver.errors import DamagedJournalError
-from skyroute.nameserver.journal.reader import Follower, last_records, read_records
+from skyroute.nameserver.journal.lines import show_record
+from skyroute.nameserver.journal.reader import Follower, decode_lines, last_records, read_records
+from skyroute.nameserver.journal.schema import Record
 from skyroute.nameserver.journal.segments import closed_segments
 from tests.support.clock import ManualClock
 from tests.unit.nameserver.journal.changes import STOP, catch_up, joined, open_journal, read, write
@@ -63,3 +65,11 @@ def test_the_error_of_a_damaged_line_has_its_number(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"{}\n")
     with pytest.raises(DamagedJournalError, match=r"00000000000000000001\.jsonl, line 3"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("wall_ms", [10**16, -(10**16), 10**30])
+def test_a_record_of_an_impossible_time_is_shown_with_the_number(wall_ms: int) -> None:
+    line = b'{"v":1,"seq":1,"wall_ms":%d,"mono_ms":1,"server":"s","kind":"gap"}\n' % wall_ms
+    (record,) = decode_lines(line, Path("segment"))
+    assert isinstance(record, Record)
+    assert show_record(record).startswith(f"{wall_ms} ms")

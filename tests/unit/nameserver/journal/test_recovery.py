@@ -187,3 +187,39 @@ def test_an_unreadable_segment_is_reported_and_the_others_are_read(tmp_path: Pat
     report = verify(tmp_path)
     assert report.problems == ["00000000000000000077.jsonl cannot be read: Is a directory"]
     assert report.records == 2
+
+
+def damage_first_line(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(b"?" + content[1:])
+
+
+def test_a_segment_with_a_damaged_first_line_keeps_its_name_and_is_no_obstacle(tmp_path: Path) -> None:
+    for _ in range(2):
+        write(tmp_path, joined())
+    first, second = closed_segments(tmp_path).values()
+    damage_first_line(second)
+    (tmp_path / INDEX_NAME).unlink()
+    write(tmp_path, joined())
+    assert sorted(closed_segments(tmp_path)) == [1, 3, 5]
+    assert read_index(tmp_path)[3].last == 4
+    assert [problem.partition(":")[0] for problem in verify(tmp_path).problems][:1] == [f"{second.name}, line 1"]
+    assert first.exists()
+
+
+def test_an_open_segment_with_a_damaged_first_line_is_closed_under_its_number(tmp_path: Path) -> None:
+    damage_first_line(crash(tmp_path / "alive", tmp_path / "dead"))
+    write(tmp_path / "dead", joined(9))
+    assert min(closed_segments(tmp_path / "dead")) == 1
+    assert read_index(tmp_path / "dead")[1].records == 4
+
+
+@pytest.mark.parametrize("line", [b'{"x":' + b"[" * 5000, b'{"v":1,"seq":\xff}'])
+def test_a_line_that_cannot_be_decoded_is_damage_and_does_not_stop_a_start(tmp_path: Path, line: bytes) -> None:
+    write(tmp_path, joined())
+    (path,) = closed_segments(tmp_path).values()
+    path.write_bytes(line + b"\n" + path.read_bytes())
+    (tmp_path / INDEX_NAME).write_bytes(line)
+    assert "not a record" in verify(tmp_path).problems[0]
+    write(tmp_path, joined())
+    assert sorted(closed_segments(tmp_path)) == [1, 3]

@@ -24,6 +24,9 @@ SLOT_ENTRIES_A_STEP: Final = 2_000
 MATCHES_MAX: Final = 64
 """Maximum number of messages that one search returns."""
 
+TIME_MS_MAX: Final = 1 << 50
+"""Maximum store time in a header; a later one, after the year 30000, is damaged."""
+
 _HEADER: Final = Struct(">qqqqii")
 _ENTRY: Final = Struct(">iqii")
 _SLOT: Final = Struct(">i")
@@ -62,12 +65,18 @@ class IndexFile:
     def read_header(self) -> None:
         """Read the header, which the index process may have changed."""
         numbers: tuple[int, ...] = _HEADER.unpack_from(self._map, 0)
-        self.begin_ms, self.end_ms, self.begin, self.end, self._used, count = numbers
+        self.begin_ms, self.end_ms, self.begin, self.end, used, count = numbers
         self.count = max(count, 1)
+        self._used = min(max(used, 0), self._slots)  # for tools only: a damaged number does not matter
 
     @property
     def is_sound(self) -> bool:
-        return self.count <= self._entries and self.begin >= 0 and self.end >= self.begin
+        return (
+            self.count <= self._entries
+            and 0 <= self.begin <= self.end
+            and 0 <= self.begin_ms <= TIME_MS_MAX
+            and 0 <= self.end_ms <= TIME_MS_MAX
+        )
 
     @property
     def room(self) -> int:
@@ -170,7 +179,7 @@ class IndexFile:
         self.count = kept
         if kept > 1:
             _, self.end, age_s, _ = self._entry(kept - 1)
-            self.end_ms = self.begin_ms + age_s * 1000 + 999
+            self.end_ms = self.begin_ms + max(age_s, 0) * 1000 + 999
         else:
             self.begin = self.end = min(self.begin, position)
             self.end_ms = self.begin_ms

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import accumulate
 from struct import Struct
 from typing import Final
 
@@ -66,6 +67,8 @@ class BatchQueue(TopicQueue):
             offsets += _OFFSETS.iter_unpack(self._units(following, 1))
         stops = [_stop_among(offsets, place, self.end) for place in range(count)]
         stops[0] = max(stops[0], offset + 1)
+        if stops != sorted(stops):  # several damaged units: a reader must still get on
+            stops = list(accumulate(stops, max))
         return min(offsets[0][0], stops[0] - 1), _UNIT_START.iter_unpack(units), stops
 
     def next_segment(self, offset: int) -> int:

@@ -63,9 +63,10 @@ class MessageBuffer:
     def add(self, messages: Sequence[StoredMessage], next_offset: int) -> None:
         """Add pulled messages, and continue at `next_offset`. Messages that were added before are skipped."""
         offsets = [message.queue_offset for message in messages]
-        if offsets and (offsets[0] < self.position or offsets != sorted(offsets)):
+        if offsets and (offsets[0] < self.position or offsets != sorted(set(offsets))):
             # A batch in one record is returned whole, even if the pull starts in the middle of it.
-            messages = sorted((m for m in messages if m.queue_offset >= self.position), key=lambda m: m.queue_offset)
+            by_offset = {message.queue_offset: message for message in messages}
+            messages = [by_offset[offset] for offset in sorted(by_offset) if offset >= self.position]
         self._unfinished.update({message.queue_offset: message for message in messages})
         self._waiting.extend(messages)
         self.bytes += sum([message.record_bytes for message in messages])

@@ -1,0 +1,379 @@
+"""What a recovery reports: where it starts, what it reads, what it rebuilds, and which damage it finds."""
+
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skyroute.broker.store.commit_log import ScannedRecord
+from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.recovery import damage
+from skyroute.broker.store.recovery.damage import CutTail, DamagedRange, DamageFile, DamageReport
+from skyroute.broker.store.recovery.log_scan import BAD_BODY, BAD_HEAD, MISSING_FILE, TORN, ZEROS
+from skyroute.broker.store.recovery.recover import Recovered
+from skyroute.files.disk import Disk
+from tests.support.disks import NOW_MS, NoSyncDisk, RestartedMachineDisk, bodies, draft, small_store
+from tests.support.single_damage import read_store
+
+LOG = Path("commitlog") / f"{0:020d}"
+
+
+def fill(folder: Path, count: int = 10, *, body: bytes = b"body", first: int = 0) -> MessageStore:
+    """Append messages with keys to two queues; they are dispatched."""
+    store = small_store(folder, NoSyncDisk())
+    for number in range(first, first + count):
+        store.append(draft("T", number % 2, body, {"KEYS": f"k{number}"}), NOW_MS + number)
+    store.dispatch()
+    return store
+
+
+def reopen(folder: Path, disk: Disk | None = None) -> tuple[MessageStore, Recovered]:
+    store = small_store(folder, disk or NoSyncDisk(), now_ms=NOW_MS + 99)
+    assert store.recovered is not None
+    return store, store.recovered
+
+
+def change(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+# -------------------------------------------------------------------------------------------------------------- starts
+
+
+def test_a_new_folder_has_nothing_to_recover(tmp_path: Path) -> None:
+    store, recovered = reopen(tmp_path)
+    assert recovered == Recovered(True, 0, 0)
+    assert recovered.bytes_cut == 0
+    store.close()
+
+
+def test_a_closed_store_is_not_read(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    end = store.max_position
+    store.close()
+    store, recovered = reopen(tmp_path)
+    assert recovered == Recovered(True, end, 0)
+    assert store.flushed_position == end
+    store.close()
+
+
+def test_a_killed_process_continues_behind_the_last_dispatched_record(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    start = store.max_position
+    store.append(draft("T", 0, b"late", {"KEYS": "late"}), NOW_MS)
+    store.append(draft("T", 1, b"later", {"KEYS": "late"}), NOW_MS)
+    store.kill()
+    store, recovered = reopen(tmp_path)
+    assert recovered == Recovered(False, start, 2)
+    assert len(store.find_by_key("T", "late", 9, 0, NOW_MS * 2).positions) == 2
+    assert [bodies(store, "T", queue_id)[-1] for queue_id in (0, 1)] == [b"late", b"later"]
+    store.close()
+
+
+def test_a_stopped_machine_continues_behind_the_last_flushed_record(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    store.flush()
+    start = store.max_position
+    fill_more = [store.append(draft("T", 0, b"%d" % number), NOW_MS) for number in range(3)]
+    store.dispatch()
+    store.kill()
+    store, recovered = reopen(tmp_path, RestartedMachineDisk())
+    assert (recovered.was_clean, recovered.start, recovered.records) == (False, start, 3)
+    assert store.max_position == fill_more[-1].log_position + fill_more[-1].record_bytes
+    assert bodies(store)[-3:] == [b"0", b"1", b"2"]
+    store.close()
+
+
+def test_a_crash_of_another_broker_is_read_from_the_checkpoint_on(tmp_path: Path) -> None:
+    store = fill(tmp_path, 60, body=b"x" * 100)
+    store.close()
+    (tmp_path / "abort").write_text("4711")  # Apache's broker writes only its process id
+    store, recovered = reopen(tmp_path)
+    assert not recovered.was_clean
+    assert recovered.start % 4096 == 0
+    assert recovered.records == sum(1 for each in positions(store) if each >= recovered.start)
+    assert len(bodies(store, "T", 0)) == len(bodies(store, "T", 1)) == 30
+    store.close()
+
+
+def positions(store: MessageStore) -> list[int]:
+    units = [
+        store.unit("T", queue_id, offset) for queue_id in (0, 1) for offset in range(store.max_offset("T", queue_id))
+    ]
+    return sorted(unit[0] for unit in units if unit is not None)
+
+
+def test_an_unfinished_batch_is_cut_off(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    position = store.max_position
+    store.append(draft("T", 0, b"first of a batch"), NOW_MS)
+    store._checkpoint.begin_batch(position)
+    store.kill()
+    store, recovered = reopen(tmp_path)
+    assert store.max_position == position
+    (cut,) = recovered.cuts
+    assert (cut.position, cut.file) == (position, tmp_path / LOG)
+    assert b"first of a batch" in cut.kept_in.read_bytes()
+    assert len(bodies(store)) == 5
+    assert store._checkpoint.unfinished_batch is None
+    store.close()
+
+
+def test_an_unfinished_batch_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    store._checkpoint.begin_batch(100)
+    store.flush()
+    store.kill()
+    store, recovered = reopen(tmp_path, RestartedMachineDisk())
+    assert recovered.cuts == ()
+    assert len(bodies(store)) == 5
+    store.close()
+
+
+# ----------------------------------------------------------------------------------------------------------- rebuilding
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_removed_queue_is_rebuilt_from_the_start_of_the_log(tmp_path: Path, closes: bool) -> None:
+    store = fill(tmp_path)
+    store.close() if closes else store.kill()
+    shutil.rmtree(tmp_path / "consumequeue" / "T" / "1")
+    store, recovered = reopen(tmp_path)
+    assert (recovered.rebuilt_queues, recovered.rebuilt_index, recovered.records) == (1, False, 0)
+    assert len(bodies(store, "T", 1)) == 5
+    store.close()
+
+
+def test_a_removed_index_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fill(tmp_path).close()
+    shutil.rmtree(tmp_path / "index")
+    store, recovered = reopen(tmp_path)
+    assert (recovered.rebuilt_queues, recovered.rebuilt_index) == (0, True)
+    assert "rebuilding from the log queues=0 index=True from=0" in caplog.text
+    for number in range(10):
+        assert len(store.find_by_key("T", f"k{number}", 9, 0, NOW_MS * 2).positions) == 1
+    store.close()
+
+
+def test_without_an_index_none_is_rebuilt(tmp_path: Path) -> None:
+    store = small_store(tmp_path, NoSyncDisk(), index_enabled=False)
+    store.append(draft("T", 0, b"a", {"KEYS": "k"}), NOW_MS)
+    store.close()
+    store = small_store(tmp_path, NoSyncDisk(), index_enabled=False)
+    assert store.recovered is not None
+    assert (store.recovered.rebuilt_index, store.recovered.rebuilt_queues) == (False, 0)
+    assert not (tmp_path / "index").exists()
+    store.close()
+
+
+def test_a_log_without_keys_needs_no_index_entries(tmp_path: Path) -> None:
+    store = small_store(tmp_path, NoSyncDisk())
+    for _ in range(5):
+        store.append(draft("T", 0, b"no key"), NOW_MS)
+    store.close()
+    for path in (tmp_path / "index").iterdir():
+        path.unlink()
+    store, recovered = reopen(tmp_path)
+    assert not recovered.rebuilt_index
+    assert len(list((tmp_path / "index").iterdir())) == 1  # so that the next start does not take it for missing
+    store.close()
+
+
+def test_offsets_of_messages_that_the_log_lost_are_not_used_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = fill(tmp_path)
+    end = store.max_position
+    cut_at = store.unit("T", 1, 2)
+    assert cut_at is not None
+    store.close()
+    change(tmp_path / LOG, cut_at[0], bytes(end - cut_at[0]))
+    (tmp_path / "abort").write_text(f"1\n{NoSyncDisk().boot_id()}")
+    store, recovered = reopen(tmp_path)
+    assert [store.max_offset("T", queue_id) for queue_id in (0, 1)] == [5, 5]
+    # The newest unit is checked; the others point to zeros, which readers skip.
+    assert [line for line in caplog.messages if "messages lost" in line] == [
+        f"messages lost topic=T queue={queue_id} offsets=4..4" for queue_id in (0, 1)
+    ]
+    added = store.append(draft("T", 0, b"new"), NOW_MS)
+    assert (added.queue_offset, added.log_position) == (5, end)
+    assert sorted((each.queue_id, each.offset) for each in read_store(store)) == [
+        *((0, 0), (0, 1), (0, 2), (0, 5)),
+        *((1, 0), (1, 1)),
+    ]
+    assert recovered.damaged == ()
+    store.close()
+
+
+# --------------------------------------------------------------------------------------------------------------- damage
+
+
+def test_a_damaged_body_is_reported_with_its_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = fill(tmp_path)
+    unit = store.unit("T", 1, 2)
+    assert unit is not None
+    store.close()
+    change(tmp_path / LOG, unit[0] + 88, b"?")
+    shutil.rmtree(tmp_path / "consumequeue")
+    store, recovered = reopen(tmp_path)
+    (damaged,) = recovered.damaged
+    assert (damaged.position, damaged.size, damaged.reason) == (unit[0], unit[1], BAD_BODY)
+    assert (damaged.end, damaged.file_offset, damaged.file) == (unit[0] + unit[1], unit[0], tmp_path / LOG)
+    assert isinstance(damaged.lost, ScannedRecord)
+    assert (damaged.lost.topic, damaged.lost.queue_id, damaged.lost.queue_offset) == ("T", 1, 2)
+    assert f"offset={unit[0]} bytes={unit[1]} reason='{BAD_BODY}' topic='T' queue=1 offset=2" in caplog.text
+    assert store.damage.count == 1
+    assert store.damage.bytes == unit[1]
+    assert store.record_at(unit[0]) is None
+    assert len(bodies(store, "T", 0)) == 5
+    store.close()
+
+
+@pytest.mark.parametrize("keeps_zeros", [True, False])
+def test_a_torn_tail_is_copied_and_cut_off(tmp_path: Path, keeps_zeros: bool, caplog: pytest.LogCaptureFixture) -> None:
+    store = fill(tmp_path)
+    end = store.max_position
+    store.kill()
+    tail = b"half a record" + (bytes(50) + b"more" if keeps_zeros else b"")
+    change(tmp_path / LOG, end, tail)
+    store, recovered = reopen(tmp_path)
+    (cut,) = recovered.cuts
+    assert cut == CutTail(end, len(tail), tmp_path / LOG, tmp_path / "commitlog.cut" / f"{LOG.name}.cut-{NOW_MS + 99}")
+    assert cut.kept_in.read_bytes() == tail
+    assert recovered.bytes_cut == len(tail)
+    assert store.max_position == end
+    assert not (tmp_path / LOG).read_bytes()[end:].strip(b"\0")
+    assert f"torn tail of the log cut off file={tmp_path / LOG} offset={end} bytes={len(tail)}" in caplog.text
+    assert store.damage.cuts == (cut,)
+    store.close()
+
+
+def test_noise_between_records_is_reported_and_skipped(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    store.close()
+    size = store._log.end // 10
+    change(tmp_path / LOG, 3 * size, b"\xff" * 2 * size)
+    shutil.rmtree(tmp_path / "consumequeue")
+    store, recovered = reopen(tmp_path)
+    assert [(each.position, each.size, each.reason) for each in recovered.damaged] == [(3 * size, 2 * size, BAD_HEAD)]
+    assert len(bodies(store, "T", 0)) + len(bodies(store, "T", 1)) == 8
+    store.close()
+
+
+def test_zeros_between_records_are_reported_as_zeros(tmp_path: Path) -> None:
+    store = fill(tmp_path)
+    store.close()
+    size = store._log.end // 10
+    change(tmp_path / LOG, 3 * size, bytes(2 * size))
+    shutil.rmtree(tmp_path / "consumequeue")
+    store, recovered = reopen(tmp_path)
+    assert [(each.position, each.size, each.reason) for each in recovered.damaged] == [(3 * size, 2 * size, ZEROS)]
+    store.close()
+
+
+def test_a_missing_file_of_the_log_is_reported(tmp_path: Path) -> None:
+    fill(tmp_path, 60, body=b"x" * 100).close()
+    (tmp_path / "commitlog" / f"{4096:020d}").unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    store, recovered = reopen(tmp_path)
+    assert [(each.position, each.size, each.reason) for each in recovered.damaged] == [(4096, 4096, MISSING_FILE)]
+    assert recovered.damaged[0].file.name == f"{4096:020d}"
+    store.close()
+
+
+def test_only_the_first_damaged_ranges_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyroute.broker.store.recovery.recover.LINES_MAX", 2)
+    store = fill(tmp_path, 20)
+    places = [unit[0] for offset in range(5) if (unit := store.unit("T", 0, offset)) is not None]
+    store.close()
+    for place in places:
+        change(tmp_path / LOG, place + 88, b"?")
+    shutil.rmtree(tmp_path / "consumequeue")
+    caplog.set_level(logging.WARNING)
+    store, recovered = reopen(tmp_path)
+    assert len(recovered.damaged) == 5
+    assert caplog.text.count("damaged range of the log skipped") == 2
+    assert "more damaged ranges of the log skipped count=3" in caplog.text
+    store.close()
+
+
+# ------------------------------------------------------------------------------------------------------- damage reports
+
+
+def ranged(position: int, size: int = 10, reason: str = TORN) -> DamagedRange:
+    return DamagedRange(position, size, Path("commitlog") / f"{0:020d}", reason)
+
+
+def cut_tail(position: int) -> CutTail:
+    return CutTail(position, 5, Path("commitlog") / f"{0:020d}", Path("commitlog.cut") / "x")
+
+
+def test_a_range_is_cut_at_the_end_of_the_log() -> None:
+    assert ranged(100).cut_at(110) == ranged(100)
+    assert ranged(100).cut_at(109) == ranged(100, 9)
+    assert replace(ranged(100), file=Path("commitlog") / f"{40:020d}").file_offset == 60
+
+
+def test_reports_are_merged_by_position_within_the_log() -> None:
+    old = DamageReport((ranged(50), ranged(100), ranged(200), ranged(395)), 4, 40, (cut_tail(1),))
+    merged = old.merge([ranged(100, 20, ZEROS), ranged(70)], [cut_tail(2)], range(60, 400))
+    assert [(each.position, each.size) for each in merged.ranges] == [(70, 10), (100, 20), (200, 10), (395, 5)]
+    assert (merged.count, merged.bytes) == (4, 45)
+    assert [cut.position for cut in merged.cuts] == [1, 2]
+    assert not merged.is_empty
+    assert DamageReport().is_empty
+    assert not DamageReport(cuts=(cut_tail(1),)).is_empty
+
+
+def test_ranges_beyond_the_bound_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damage, "RANGES_MAX", 2)
+    monkeypatch.setattr(damage, "CUTS_MAX", 2)
+    first = DamageReport().merge([ranged(at) for at in (0, 20, 40)], [cut_tail(at) for at in (1, 2, 3)], range(100))
+    assert ([each.position for each in first.ranges], first.count, first.bytes) == ([0, 20], 3, 30)
+    assert [cut.position for cut in first.cuts] == [2, 3]
+    second = first.merge([ranged(60)], [], range(10, 100))
+    assert ([each.position for each in second.ranges], second.count, second.bytes) == ([20, 60], 3, 30)
+
+
+def test_a_report_survives_a_restart(tmp_path: Path) -> None:
+    files = DamageFile(tmp_path, NoSyncDisk())
+    assert files.load() == DamageReport()
+    files.save(DamageReport())
+    assert not (tmp_path / "damage.json").exists()
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    cut = CutTail(90, 5, log, tmp_path / "commitlog.cut" / "x.cut")
+    report = DamageReport((DamagedRange(10, 20, log, ZEROS),), 3, 60, (cut,))
+    files.save(report)
+    assert DamageFile(tmp_path, NoSyncDisk()).load() == report
+    files.save(DamageReport())
+    assert files.load() == DamageReport()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"ranges":[[1]]}', b'{"ranges":3}', b'{"count":"x","bytes":0,"ranges":[],"cuts":[]}']
+)
+def test_a_damaged_report_is_empty_and_logged(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "damage.json").write_bytes(content)
+    assert DamageFile(tmp_path, NoSyncDisk()).load() == DamageReport()
+    assert f"damage report not readable file={tmp_path / 'damage.json'}" in caplog.text
+
+
+def test_a_long_report_is_read_up_to_the_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damage, "RANGES_MAX", 2)
+    monkeypatch.setattr(damage, "CUTS_MAX", 1)
+    rows = [[at, 1, "0", "zeros"] for at in range(3)]
+    content = {"count": 3, "bytes": 3, "ranges": rows, "cuts": [[at, 1, "a", "b"] for at in range(3)]}
+    JsonFile(tmp_path / "damage.json", NoSyncDisk()).save(content)
+    report = DamageFile(tmp_path, NoSyncDisk()).load()
+    assert [each.position for each in report.ranges] == [0, 1]
+    assert [cut.position for cut in report.cuts] == [0]
+    assert report.ranges[0].file == tmp_path / "commitlog" / f"{0:020d}"
+    assert os.fspath(report.cuts[0].kept_in) == os.fspath(tmp_path / "commitlog.cut" / "b")
