@@ -43,7 +43,7 @@ def test_every_kind_of_record_is_printed_in_columns(tmp_path: Path) -> None:
     assert [line[at:].split()[0] for line in shown] == [record.kind for record in read(tmp_path)]
     assert "added=1[T1] changed=1[T2] removed=1[T3]" in shown[3]
     assert "broker_id=1->0 ha_address=None->a:2 version=1->2" in shown[8]
-    assert "enableTopicList=true->false peer=1.2.3.4:5" in shown[20]
+    assert "enableTopicList=true->false peer=1.2.3.4:5" in shown[14]
 
 
 def test_path_may_be_the_memory_folder_or_the_journal_folder(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ OLD, NEW = DataVersion(0, 1, 1), DataVersion(0, 2, 2)
 FOUR, EIGHT = QueueSettings(4, 4, 6), QueueSettings(8, 8, 6)
 MAPPING = StaticMapping("T", "b", 2, 1, current_ids={0: 0, 1: 1})
 
-EVERY_KIND: Final[tuple[Change, ...]] = (
+OF_NAME_SERVER: Final[tuple[Change, ...]] = (
     ServerStarted("127.0.0.1:9876", 3, 17),
     GroupChanged("b", None, "c", False, True, None, "z", Cause.REGISTERED),
     BrokerJoined("c", "b", 0, "a:1", "a:2", OLD, 120.0, 7),
@@ -53,6 +53,11 @@ EVERY_KIND: Final[tuple[Change, ...]] = (
     LeaseHeld("c", "b", 0, "a:1", NEW, 120.0),
     SmallestIdChanged("c", "b", Cause.LEASE_EXPIRED, True, 1, "s:1", ("s:2",), "a:1", None),
     BrokerLeft("c", "b", 0, "a:1", Cause.LEASE_EXPIRED, NEW, 7, True),
+    KvChanged("n", "k", "old", None, "1.2.3.4:5"),
+    SettingsChanged({"enableTopicList": ("true", "false")}, "1.2.3.4:5"),
+    ServerStopped(),
+)
+OF_CONTROLLER: Final[tuple[Change, ...]] = (
     ReplicasChanged(
         *("master_elected", "master_silent", "c", "b", 2, "a:2", 3, 5),
         before=ReplicasState(1),
@@ -73,10 +78,8 @@ EVERY_KIND: Final[tuple[Change, ...]] = (
         ReplicasState(address="a:4"),
     ),
     ReplicasChanged("replicas_removed", "operator_request", "c", "b", before=ReplicasState(broker_ids=(3,))),
-    KvChanged("n", "k", "old", None, "1.2.3.4:5"),
-    SettingsChanged({"enableTopicList": ("true", "false")}, "1.2.3.4:5"),
-    ServerStopped(),
 )
+EVERY_KIND: Final = (*OF_NAME_SERVER[:-1], *OF_CONTROLLER, OF_NAME_SERVER[-1])
 STOP: Final = ServerStopped()
 
 
