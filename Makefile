@@ -31,7 +31,7 @@ FIRST ?= b1dfccc
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/packaging tests/fuzz tests/upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,10 @@ texts: $(READY) ## collect the console's texts into its .po catalogue, and compi
 
 test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four languages, and tools; needs java, mvn, go, node and npm
 	$(BIN)/python -m pytest --quiet tests/peers
+
+test-controllers: $(READY) ## kill controllers and etcd members, all for a minute, and cut a master off; needs Java, Maven, and etcd or apt
+	SKYROUTE_LONG=1 SKYROUTE_ALL_DOWN_S=60 $(BIN)/python -m pytest --quiet \
+		tests/peers/test_controller.py tests/peers/test_controllers_on_etcd.py tests/peers/test_cut_master.py
 
 test-damage: $(READY) ## damage a million stores and recover them, for hours; DAMAGE_CASES=... for fewer
 	SKYROUTE_DAMAGE_CASES=$(DAMAGE_CASES) $(BIN)/python -m pytest --quiet -n auto tests/adversity/test_single_damage.py
@@ -171,6 +175,9 @@ bench-metrics: $(READY) ## measure the cost of metrics in a name server
 
 bench-access: $(READY) ## measure the cost of access control in name server and broker, beside Apache's broker
 	$(BIN)/python -m benchmarks.access
+
+bench-controller: $(READY) ## compare our controller with Apache's: fail-over of real brokers, and a thousand groups
+	$(BIN)/python -m benchmarks.controller
 
 bench-console: $(READY) ## measure response times of the console for 100 brokers with 10,000 topics each
 	$(BIN)/python -m benchmarks.console

@@ -56,7 +56,7 @@ async def test_one_black_listed_key_spoils_the_update(tmp_path: Path, key: str) 
     [
         ("serverSocketBacklog=many", "serverSocketBacklog"),
         ("orderMessageEnable=yes", "orderMessageEnable"),
-        ("enableControllerInNamesrv=true", "enableControllerInNamesrv"),
+        ("enableControllerInNamesrv=true", "takes effect only at the start"),
         ("orderMessageEnable=\\u12", "string2Properties error"),
     ],
 )

@@ -23,6 +23,9 @@ from tests.support.apache import (
 
 HERE = Path(__file__).parent
 
+collect_ignore = [] if os.environ.get("SKYROUTE_LONG") == "1" else ["test_cut_master.py"]
+"""Tests of minutes, which have a command of their own: `make test-controllers`."""
+
 # `SKYROUTE_PEERS_TARGET=apache` puts a second Apache name server where ours stands: the tests must then find no
 # difference at all, which proves that they blame nobody for hash order, timing or names.
 TARGETS: dict[str, type[NameServerProcess]] = {"skyroute": SkyrouteNameServer, "apache": ApacheNameServer}

@@ -204,6 +204,7 @@ class PeerProcess:
         self.log = home / "output.log"
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._said_before = 0
         home.mkdir(parents=True, exist_ok=True)
 
     def __repr__(self) -> str:
@@ -244,17 +245,29 @@ class PeerProcess:
         Raises:
             PeerFailedError: It ended, or stayed silent for too long.
         """
+        self.spawn()
+        self.until_ready()
+
+    def spawn(self) -> None:
+        """Start the program; `until_ready` waits for it."""
         self.prepare()
         if self not in self.started:
             self.started.append(self)
-        said_before = len(self.output())
+        self._said_before = len(self.output())
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), cwd=self.home
             )
+
+    def until_ready(self) -> None:
+        """Wait until the program says that it serves.
+
+        Raises:
+            PeerFailedError: It ended, or stayed silent for too long.
+        """
         try:
             wait_until(
-                lambda: self.ready_mark in self.output()[said_before:] or not self.is_running,
+                lambda: self.ready_mark in self.output()[self._said_before :] or not self.is_running,
                 timeout_s=self._start_timeout_s,
                 what=f"{self.name} prints {self.ready_mark!r}",
             )

@@ -34,6 +34,9 @@ from skyroute.broker.tables.topics import read_topics
 from skyroute.client.consuming.offset_store import FileOffsets
 from skyroute.console.access.audit import AuditLog
 from skyroute.console.access.users import Role, User, read_users, write_users
+from skyroute.controller import file_store
+from skyroute.controller.file_store import FileStore
+from skyroute.controller.state import GroupState, Replica
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
@@ -44,6 +47,7 @@ from skyroute.nameserver.journal.records import Numbered, encode
 from skyroute.nameserver.journal.schema import SCHEMA_VERSION
 from skyroute.nameserver.journal.segments import Segment
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.server_events import Change
 from skyroute.nameserver.snapshot_file import VERSION, decode_snapshot, encode_snapshot
 from skyroute.pipeline.source.offsets import parse_offsets, to_json
 from skyroute.routing.registration import DataVersion
@@ -52,7 +56,7 @@ from skyroute.routing.topology import QueueSettings, StaticMapping
 from skyroute.wire.calls.groups import GroupConfig, RequestMode
 from skyroute.wire.calls.topics import TopicConfig
 from tests.support.disks import NOW_MS, NoSyncDisk, draft
-from tests.unit.nameserver.journal.changes import EVERY_KIND
+from tests.unit.nameserver.journal.changes import OF_CONTROLLER, OF_NAME_SERVER
 
 FOLDER: Final = Path(__file__).parents[1] / "fixtures" / "formats"
 ROW_BYTES: Final = 48
@@ -174,11 +178,26 @@ def write_snapshot(_folder: Path) -> bytes:
     return b"".join(encode_snapshot(snapshot(), server_id="id", sequence=7, wall_ms=NOW_MS))
 
 
-def write_journal(_folder: Path) -> bytes:
+def write_journal(changes: tuple[Change, ...]) -> bytes:
     return b"".join(
-        encode(Numbered(seq, NOW_MS + seq, seq, change), "id")
-        for seq, change in zip(count(1), EVERY_KIND, strict=False)
+        encode(Numbered(seq, NOW_MS + seq, seq, change), "id") for seq, change in zip(count(1), changes, strict=False)
     )
+
+
+def controlled_group() -> GroupState:
+    replicas = {1: Replica("h:1", "h:1;5"), 2: Replica("h:2", "h:2;6")}
+    return GroupState("C", "a", 3, replicas, 2, 4, frozenset({1, 2}), 7, True)
+
+
+def write_controller_state(folder: Path) -> bytes:
+    async def write() -> None:
+        store = FileStore(folder / "state.json", NoSyncDisk())
+        await store.open()
+        await store.replace(controlled_group(), 0)
+        await store.close()
+
+    asyncio.run(write())
+    return (folder / "state.json").read_bytes()
 
 
 def write_journal_index(folder: Path) -> bytes:
@@ -224,7 +243,9 @@ FORMATS: Final = (
     Format("delay-offset-json", "apache", write_delays),
     Format("kv-config-json", "apache", write_kv),
     Format("routes-snapshot", VERSION, write_snapshot),
-    Format("journal", SCHEMA_VERSION, write_journal),
+    Format("journal", SCHEMA_VERSION, lambda _: write_journal(OF_NAME_SERVER)),
+    Format("journal-of-controller", SCHEMA_VERSION, lambda _: write_journal(OF_CONTROLLER)),
+    Format("controller-state", file_store.FORMAT, write_controller_state),
     Format("journal-index", 1, write_journal_index),
     Format("client-offsets", "apache", write_client_offsets),
     Format("console-users", 1, write_console_users),
@@ -294,6 +315,19 @@ def read_journal_index(content: bytes, folder: Path) -> object:
     return read_index(folder)
 
 
+def read_controller_state(content: bytes, folder: Path) -> object:
+    (folder / "state.json").write_bytes(content)
+
+    async def read() -> GroupState | None:
+        store = FileStore(folder / "state.json", NoSyncDisk())
+        await store.open()
+        stored = store.find("a")
+        await store.close()
+        return None if stored is None else stored.state
+
+    return asyncio.run(read())
+
+
 def read_console_users(content: bytes, folder: Path) -> object:
     (folder / "users").write_bytes(content)
     return {name: user.role for name, user in read_users(folder / "users").items()}
@@ -325,7 +359,12 @@ READERS: Final[dict[str, tuple[Callable[[bytes, Path], object], Callable[[object
         lambda found: found == {"ORDER_TOPIC_CONFIG": {"T": "broker-a:2"}, "own": {"key": "中"}},
     ),
     "routes-snapshot-1": (lambda content, _: decode_snapshot(content)[1], lambda found: found == snapshot()),
-    "journal-1": (read_journal, lambda found: isinstance(found, list) and len(found) == len(EVERY_KIND)),
+    "journal-1": (read_journal, lambda found: isinstance(found, list) and len(found) == len(OF_NAME_SERVER)),
+    "journal-of-controller-1": (
+        read_journal,
+        lambda found: isinstance(found, list) and len(found) == len(OF_CONTROLLER),
+    ),
+    "controller-state-1": (read_controller_state, lambda found: found == controlled_group()),
     "journal-index-1": (read_journal_index, lambda found: "size_bytes=700" in repr(found)),
     "console-users-1": (read_console_users, lambda found: found == {"admin": Role.OPERATOR}),
     "spark-offsets-1": (

@@ -84,6 +84,12 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
     type=click.Path(dir_okay=False, path_type=Path),
     help="Audit log of a name server or broker on this machine, for the audit page; repeatable.",
 )
+@click.option(
+    "--controller",
+    "controllers",
+    metavar="HOST:PORT[;HOST:PORT]",
+    help="Controllers of the cluster, for the page of masters and sync state sets.",
+)
 @click.option("--certificate", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="TLS certificate.")
 @click.option("--key", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="TLS private key.")
 @client_options
@@ -102,6 +108,7 @@ def console(
     user_header_proxies: Networks,
     journals: tuple[str, ...],
     access_logs: tuple[Path, ...],
+    controllers: str | None,
     certificate: Path | None,
     key: Path | None,
     client: ClientArguments,
@@ -135,6 +142,7 @@ def console(
                 user_header_proxies=user_header_proxies,
                 journals=dict(map(_journal, journals)),
                 access_logs=access_logs,
+                controllers=controllers,
                 certificate=certificate,
                 key=key,
                 client=client,

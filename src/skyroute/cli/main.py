@@ -12,6 +12,9 @@ _COMMANDS = {
         "skyroute.cli.nameserver", "nameserver", "Run a name server for RocketMQ brokers and clients."
     ),
     "broker": LazyCommand("skyroute.cli.broker", "broker", "Run a broker that stores and delivers messages."),
+    "controller": LazyCommand(
+        "skyroute.cli.controller", "controller", "Run a controller that elects the masters of broker groups."
+    ),
     "console": LazyCommand("skyroute.cli.console", "console", "Serve the web console of a cluster."),
     "top": LazyCommand("skyroute.cli.top", "top", "Show live rates and lag of a cluster on the terminal."),
     "admin": LazyCommand(

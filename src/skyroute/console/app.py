@@ -35,6 +35,7 @@ from skyroute.console.guard.request_guard import (
 )
 from skyroute.console.pages import (
     cluster,
+    controllers,
     dead_letters,
     groups,
     history,
@@ -84,6 +85,7 @@ def make_app(context: PageContext) -> Starlette:
             *overview.ROUTES,
             *history.ROUTES,
             *name_servers.ROUTES,
+            *controllers.ROUTES,
             *cluster.ROUTES,
             *topics.ROUTES,
             *topic.ROUTES,

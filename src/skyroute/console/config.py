@@ -65,6 +65,8 @@ class ConsoleConfig:
     """Journal folders of name servers, by the name that pages show."""
     access_logs: Sequence[Path] = ()
     """Audit logs of servers on this machine, whose decisions the audit page shows."""
+    controllers: str | None = None
+    """Addresses of controllers, separated by semicolons; None: the cluster has none."""
     certificate: Path | None = None
     key: Path | None = None
     client: ClientArguments = field(default_factory=ClientArguments)

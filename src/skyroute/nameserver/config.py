@@ -1,6 +1,5 @@
 """The settings of a name server."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -9,7 +8,7 @@ from skyroute.nameserver.journal.recorder import QUEUE_BYTES_MAX, JournalLimits
 from skyroute.nameserver.persistence import PersistenceSettings, WarmRestart
 from skyroute.routing.table import REGISTRATION_BYTES_MAX
 from skyroute.settings.config import ServerConfig, home_folder
-from skyroute.settings.errors import ConfigError
+from skyroute.settings.controller_keys import CONTROLLER_KEYS
 from skyroute.settings.keys import (
     INERT_SETTINGS,
     LONG_MAX,
@@ -18,7 +17,6 @@ from skyroute.settings.keys import (
     SECONDS,
     InertSettings,
     Scope,
-    Value,
     inert_settings,
     setting,
 )
@@ -124,9 +122,5 @@ class NameServerConfig(ServerConfig):
         self.kv_config_path = self.kv_config_path or str(home_folder() / "namesrv" / "kvConfig.json")
         self.settings_file = self.settings_file or str(home_folder() / "namesrv" / "namesrv.properties")
 
-    def _check_supported(self, parsed: Mapping[str, Value | None], origin: str) -> None:
-        if parsed.get("enableControllerInNamesrv"):
-            raise ConfigError(
-                f"enableControllerInNamesrv=true from {origin} is not supported: this name server has no controller, "
-                "run Apache RocketMQ's controller on its own"
-            )
+    def _belongs_to_another_server(self, key: str) -> bool:
+        return self.controller_enabled and key in CONTROLLER_KEYS

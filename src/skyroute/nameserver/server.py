@@ -1,7 +1,7 @@
 """A name server: its parts, its handlers, its start and stop."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -23,6 +23,7 @@ from skyroute.nameserver.notify import Notifier
 from skyroute.nameserver.persistence import Persistence
 from skyroute.nameserver.publisher import Publisher
 from skyroute.nameserver.route_history import RouteHistory, first_revision
+from skyroute.nameserver.server_events import Change
 from skyroute.nameserver.upstream import Upstream
 from skyroute.nameserver.watch import Watches
 from skyroute.observing.pages import Pages, require_metrics_extra
@@ -180,6 +181,11 @@ class NameServer:
         if self._upstream is not None:
             self._upstream.close()
         await self._close_pages()
+
+    def record(self, changes: Collection[Change]) -> None:
+        """Append changes by another server of this process to the journal; they change no route."""
+        if self._publisher.persistence is not None:
+            self._publisher.persistence.record(changes)
 
     # Metrics
 

@@ -49,7 +49,34 @@ class Gap:
     reason: str
 
 
-Change = RouteEvent | KvChanged | SettingsChanged | ServerStarted | ServerStopped | Gap
+@dataclass(frozen=True, slots=True)
+class ReplicasState:
+    """The replicas of a broker group before or after a change; fields that do not apply are None."""
+
+    broker_id: int | None = None
+    address: str | None = None
+    broker_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasChanged:
+    """A controller changed a broker group: its master, its sync state set or its replicas."""
+
+    kind: str
+    """One of the journal's kinds."""
+    cause: str
+    cluster: str
+    broker_name: str
+    broker_id: int | None = None
+    address: str | None = None
+    master_epoch: int | None = None
+    sync_set_epoch: int | None = None
+    before: ReplicasState | None = None
+    after: ReplicasState | None = None
+    is_unclean: bool = False
+
+
+Change = RouteEvent | ReplicasChanged | KvChanged | SettingsChanged | ServerStarted | ServerStopped | Gap
 
 Record = Callable[[Collection[Change]], None]
 """Publishes changes to caches, watches and journal."""

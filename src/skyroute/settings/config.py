@@ -184,6 +184,10 @@ class ServerConfig(AccessConfig):
     def _check_supported(self, parsed: Mapping[str, Value | None], origin: str) -> None:
         """Raise ConfigError for valid values that this server does not support."""
 
+    def _belongs_to_another_server(self, key: str) -> bool:
+        """Return whether an unknown key is a setting of another server that reads the same file."""
+        return False
+
     # For use
 
     @property
@@ -280,7 +284,7 @@ class ServerConfig(AccessConfig):
             return frozenset()
         parsed = self._parse(accepted, _UPDATE)
         self._refuse_start_only(parsed, before)
-        in_file = (self._in_file or self._stored()) | accepted
+        in_file = self._stored() | accepted
         self._check_start(in_file)
         replace_file(self.settings_path, format_properties(in_file).encode("ascii"))
         self._in_file = in_file
@@ -305,8 +309,8 @@ class ServerConfig(AccessConfig):
                 )
 
     def _stored(self) -> dict[str, str]:
-        """Return the settings that earlier updates wrote to the file, if the server did not load it."""
-        return read_properties(self.settings_path) if self.settings_path.is_file() else {}
+        """Return the settings of the file, which another server of this process may have updated."""
+        return read_properties(self.settings_path) if self.settings_path.is_file() else self._in_file
 
     def _take(self, properties: Mapping[str, str], origin: str) -> set[str]:
         """Set every value except TLS settings; return the keys with aliases replaced."""
@@ -381,8 +385,9 @@ class ServerConfig(AccessConfig):
     def _warn_of_settings_without_effect(self) -> None:
         if self.inert:
             log.warning("settings without effect keys=%s", ",".join(sorted(self.inert)))
-        if self.extras:
-            log.warning("unknown settings, kept without effect keys=%s", ",".join(sorted(self.extras)))
+        unknown = sorted(key for key in self.extras if not self._belongs_to_another_server(key))
+        if unknown:
+            log.warning("unknown settings, kept without effect keys=%s", ",".join(unknown))
 
 
 class _Known(NamedTuple):

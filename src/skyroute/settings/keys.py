@@ -25,6 +25,7 @@ class Scope(Enum):
     NAME_SERVER = "NamesrvConfig"
     BROKER = "BrokerConfig"
     STORE = "MessageStoreConfig"
+    CONTROLLER = "ControllerConfig"
     SERVER = "NettyServerConfig"
     OWN = "Skyroute only"
     CLIENT = "NettyClientConfig"

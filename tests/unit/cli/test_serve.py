@@ -16,7 +16,7 @@ from tests.support.raw import RawConnection
 COMMAND = [sys.executable, "-m", "skyroute", "nameserver"]
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) [\w.]+ - .+")
 GET_ROUTE, GET_CONFIG, UPDATE_CONFIG, PUT_KV, GET_KV = 105, 319, 318, 100, 101
-SUCCESS, TOPIC_NOT_EXIST = 0, 17
+SUCCESS, UNKNOWN_CODE, TOPIC_NOT_EXIST = 0, 3, 17
 
 
 @pytest.fixture
@@ -102,9 +102,45 @@ def test_an_invalid_value_is_an_error_in_one_line(environment: dict[str, str]) -
     assert_one_line_error(result, "listenPort='high'", "from 0 to 65535", "the command line")
 
 
-def test_the_embedded_controller_is_refused(environment: dict[str, str]) -> None:
-    result = run(environment, "-D", "enableControllerInNamesrv=true")
-    assert_one_line_error(result, "run Apache RocketMQ's controller on its own")
+def test_an_embedded_controller_has_its_own_port_and_shares_the_file(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    file = tmp_path / "namesrv.properties"
+    file.write_text(
+        "listenPort=0\nbindAddress=127.0.0.1\nenableControllerInNamesrv=true\njournalEnable=false\n"
+        f"controllerListenPort={port}\ncontrollerStorePath={tmp_path / 'state'}\n"
+    )
+    with booted([*COMMAND, "-c", file], cwd=tmp_path, environment=environment) as server:
+        with RawConnection(f"127.0.0.1:{port}") as controller, RawConnection(server.address) as name_server:
+            assert controller.call(1005).fields["controllerLeaderAddress"] == f"127.0.0.1:{port}"
+            assert (
+                name_server.call(1005).code == controller.call(105, {"topic": "T"}).code == 3
+            )  # each has its own codes
+            assert controller.call(1009, body=b"enableElectUncleanMaster=true").code == SUCCESS
+            assert name_server.call(UPDATE_CONFIG, body=b"enableTopicList=false").code == SUCCESS
+        errors = assert_stops_with_success(server)
+    assert "controller is not replicated" in errors
+    assert "unknown settings" not in errors
+    stored = read_properties(str(file))
+    assert (stored["enableElectUncleanMaster"], stored["enableTopicList"]) == ("true", "false")
+
+
+def test_settings_of_an_embedded_controller_are_printed(environment: dict[str, str]) -> None:
+    lines = run(environment, "-D", "enableControllerInNamesrv=true", "-p").stdout.splitlines()
+    assert {"listenPort=9876", "controllerListenPort=9878", "enableElectUncleanMaster=false"} <= set(lines)
+
+
+def test_a_name_server_without_a_controller_does_not_import_one(environment: dict[str, str]) -> None:
+    check = (
+        "import sys; from skyroute.cli.main import main\n"
+        "try: main(['nameserver', '-p'])\n"
+        "finally: assert not [name for name in sys.modules if name.startswith('skyroute.controller')]"
+    )
+    result = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True, check=False)
+    assert "listenPort=9876" in result.stdout
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_port_in_use_is_an_error_in_one_line(environment: dict[str, str]) -> None:

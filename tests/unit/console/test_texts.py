@@ -15,6 +15,7 @@ from jinja2 import Environment, nodes
 from skyroute import console
 from skyroute.console.pages import history
 from skyroute.console.texts import CATALOGUES, LANGUAGES, preferred_language, translator
+from skyroute.controller.events import Cause as ControllerCause
 from skyroute.nameserver.journal.schema import Kind
 from skyroute.routing.events import Cause
 
@@ -88,7 +89,7 @@ def test_questions_and_warnings_are_collected() -> None:
 
 def test_every_kind_and_cause_of_a_change_has_a_text(texts: set[str]) -> None:
     assert set(history.KINDS) == set(Kind)
-    assert set(history.CAUSES) == set(Cause)
+    assert set(history.CAUSES) == {*Cause, *ControllerCause}
     assert {*history.KINDS.values(), *history.CAUSES.values()} <= texts
 
 

@@ -147,10 +147,6 @@ def test_jvm_properties_are_the_defaults_of_settings(tmp_path: Path) -> None:
         ("tls.server.need.client.auth=want", "from {path} is wrong: it must be none or optional or require"),
         ("tls.test.mode.enable=1", "tls.test.mode.enable='1' from {path} is wrong: it must be true or false"),
         (
-            "enableControllerInNamesrv=true",
-            "this name server has no controller, run Apache RocketMQ's controller on its own",
-        ),
-        (
             "writeBufferLowWaterMark=9\nwriteBufferHighWaterMark=8",
             "writeBufferLowWaterMark=9 from {path} is wrong: it must not be above writeBufferHighWaterMark, which is 8",
         ),
@@ -216,6 +212,12 @@ def test_unknown_settings_are_kept_and_logged_once(tmp_path: Path, caplog: pytes
     assert {"zebra=a b", "apple=1", "user.region=x"} <= set(config.render_all().splitlines())
     assert {"zebra=******", "apple=******", "user.region=******"} <= set(config.render().splitlines())
     assert warnings(caplog) == ["unknown settings, kept without effect keys=apple,user.region,zebra"]
+
+
+def test_settings_of_an_embedded_controller_are_not_unknown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = properties_file(tmp_path, "enableControllerInNamesrv=true\ncontrollerDLegerSelfId=n0\nzebra=1")
+    NameServerConfig.load(path)
+    assert warnings(caplog) == ["unknown settings, kept without effect keys=zebra"]
 
 
 def test_a_line_break_in_a_value_does_not_pass_for_a_setting(tmp_path: Path) -> None:

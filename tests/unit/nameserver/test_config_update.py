@@ -75,11 +75,18 @@ def test_all_that_is_listed_can_be_sent_back(config: NameServerConfig, path: Pat
 
 
 def test_a_file_that_could_not_be_started_from_is_not_written(config: NameServerConfig, path: Path) -> None:
-    config._in_file["brokersMax"] = "none"  # by an earlier version
+    edited = f"{FILE}brokersMax=none\n"
+    path.write_text(edited, encoding="ascii")  # after the start
     with pytest.raises(ConfigError, match="brokersMax='none' from the update is wrong"):
         config.apply_update("enableTopicList=false")
     assert config.topic_list_enabled
-    assert path.read_text(encoding="ascii") == FILE
+    assert path.read_text(encoding="ascii") == edited
+
+
+def test_an_update_keeps_what_was_written_to_the_file_after_the_start(config: NameServerConfig, path: Path) -> None:
+    path.write_text(f"{FILE}brokersMax=7\n", encoding="ascii")
+    config.apply_update("enableTopicList=false")
+    assert (read_properties(path)["brokersMax"], read_properties(path)["enableTopicList"]) == ("7", "false")
 
 
 def test_the_file_keeps_what_the_operator_set_and_gains_what_was_updated(config: NameServerConfig, path: Path) -> None:
@@ -160,7 +167,6 @@ def test_escapes_do_not_smuggle_a_key_past_the_black_list(config: NameServerConf
     [
         "listenPort=99999",
         "enableTopicList=no",
-        "enableControllerInNamesrv=true",
         "serverWorkerThreads=x",
         "writeBufferHighWaterMark=1\nwriteBufferLowWaterMark=2",
         "massExpiryPercent=101",

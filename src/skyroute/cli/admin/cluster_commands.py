@@ -238,10 +238,11 @@ async def broker_status(admin: Admin, broker: str | None, cluster: str | None) -
 @broker_or_cluster()
 async def get_broker_config(admin: Admin, broker: str | None, cluster: str | None) -> Output:
     """Print the settings of brokers."""
-    return _settings(await admin.broker_settings(broker=broker, cluster=cluster))
+    return settings_output(await admin.broker_settings(broker=broker, cluster=cluster))
 
 
-def _settings(settings: ServerProperties) -> Output:
+def settings_output(settings: ServerProperties) -> Output:
+    """Return settings by server, with secrets masked."""
     # Apache's servers return secrets in clear text: mask them.
     masked = {
         address: {key: shown(key, text) for key, text in found.items()}
@@ -294,7 +295,7 @@ def _clean_output(brokers: list[str]) -> Output:
 @admin_command("getNamesrvConfig")
 async def get_namesrv_config(admin: Admin) -> Output:
     """Print the settings of all name servers."""
-    return _settings(await admin.name_server_settings())
+    return settings_output(await admin.name_server_settings())
 
 
 @admin_command("updateNamesrvConfig", "-k orderMessageEnable -v true")

@@ -6,6 +6,7 @@ from skyroute.cli.lazy_group import LazyCommand, LazyGroup
 from skyroute.cli.options import examples
 
 _CLUSTER = "skyroute.cli.admin.cluster_commands"
+_CONTROLLER = "skyroute.cli.admin.controller_commands"
 _TOPIC = "skyroute.cli.admin.topic_commands"
 _GROUP = "skyroute.cli.admin.group_commands"
 _MESSAGE = "skyroute.cli.admin.message_commands"
@@ -45,6 +46,19 @@ _COMMANDS = {
     "updateKvConfig": LazyCommand(_CLUSTER, "update_kv_config", "Set a value in the name servers' key-value config."),
     "deleteKvConfig": LazyCommand(
         _CLUSTER, "delete_kv_config", "Delete a key from the name servers' key-value config."
+    ),
+    "getControllerMetaData": LazyCommand(_CONTROLLER, "get_controller_meta_data", "Print which controller leads."),
+    "getSyncStateSet": LazyCommand(
+        _CONTROLLER, "get_sync_state_set", "Print the master and the sync state set of broker groups."
+    ),
+    "electMaster": LazyCommand(_CONTROLLER, "elect_master", "Make a replica the master of its broker group."),
+    "cleanBrokerMetadata": LazyCommand(
+        _CONTROLLER, "clean_broker_metadata", "Remove dead replicas of a broker group from the controller."
+    ),
+    "getBrokerEpoch": LazyCommand(_CONTROLLER, "get_broker_epoch", "Print the epochs of brokers' logs."),
+    "getControllerConfig": LazyCommand(_CONTROLLER, "get_controller_config", "Print the settings of controllers."),
+    "updateControllerConfig": LazyCommand(
+        _CONTROLLER, "update_controller_config", "Change a setting of controllers at run time."
     ),
     "updateSubGroup": LazyCommand(_GROUP, "update_sub_group", "Create a consumer group or replace its settings."),
     "deleteSubGroup": LazyCommand(_GROUP, "delete_sub_group", "Delete a consumer group."),

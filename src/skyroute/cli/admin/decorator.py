@@ -28,7 +28,9 @@ logging.getLogger("skyroute.client.admin").addHandler(logging.lastResort or logg
 Work = Callable[..., Awaitable[Output]] | Callable[..., AsyncIterator[Output]]
 
 
-def admin_command(name: str, example: str = "", *, failed: int = 1) -> Callable[[Work], click.Command]:
+def admin_command(
+    name: str, example: str = "", *, failed: int = 1, asks_controllers: bool = False
+) -> Callable[[Work], click.Command]:
     """Make a command of an async function `(admin, **options) -> Output`; its docstring is the help.
 
     An async generator prints each of its outputs at once, as one JSON value per line with --json.
@@ -37,6 +39,7 @@ def admin_command(name: str, example: str = "", *, failed: int = 1) -> Callable[
         name: Name of the command, as in mqadmin.
         example: Options of the example in the help.
         failed: Exit code if a SkyrouteError is raised, or the output names servers that failed.
+        asks_controllers: The command has an option `controllers`, and works without name servers.
     """
 
     def decorate(function: Work) -> click.Command:
@@ -50,6 +53,8 @@ def admin_command(name: str, example: str = "", *, failed: int = 1) -> Callable[
             **options: Any,
         ) -> None:
             client["namespace"] = tenant
+            if asks_controllers and name_servers is None:
+                name_servers = options["controllers"]  # a session needs an address; no name server is asked
 
             async def work() -> int:
                 async with Admin(name_servers, **client) as admin:
@@ -74,7 +79,7 @@ def admin_command(name: str, example: str = "", *, failed: int = 1) -> Callable[
         command: Callable[..., None] = run
         for option in reversed(_SHARED):
             command = option(command)
-        name_server = "" if example.startswith("-n") else " -n 127.0.0.1:9876"
+        name_server = "" if asks_controllers or example.startswith("-n") else " -n 127.0.0.1:9876"
         epilog = examples(f"skyroute admin {name}{name_server} {example}".rstrip())
         return click.command(name, context_settings=CONTEXT, epilog=epilog)(command)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from skyroute.client.admin.arguments import check_attributes, check_client_ids, check_permission
 from skyroute.client.admin.base import Failures, Page, call_all, call_each, read_pages
-from skyroute.client.admin.cluster import ClusterAdmin
+from skyroute.client.admin.controllers import ControllerAdmin
 from skyroute.client.arguments import check_counts, check_flags, check_texts, check_texts_or_none
 from skyroute.client.consuming.strategies import Average
 from skyroute.client.errors import ClientError, ServerFailedError
@@ -79,7 +79,7 @@ class TopicTraffic:
     out_day: int
 
 
-class TopicAdmin(ClusterAdmin):
+class TopicAdmin(ControllerAdmin):
     """Calls about topics."""
 
     async def topics(self) -> list[str]:

@@ -41,6 +41,7 @@ async def brokers(request: Request) -> Response:
     return context.render(
         request,
         "cluster.html",
+        has_controllers=context.config.controllers is not None,
         clusters=sorted({broker.cluster for broker in snapshot.brokers}),
         loads=loads[paging.start : paging.stop],
         paging=paging,

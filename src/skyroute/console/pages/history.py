@@ -39,6 +39,12 @@ KINDS: Final[Mapping[str, str]] = {
     Kind.MAPPINGS_CHANGED: translatable("Static topic changed"),
     Kind.FILTER_SERVERS_CHANGED: translatable("Filter servers changed"),
     Kind.SMALLEST_ID_CHANGED: translatable("Minimum broker id changed"),
+    Kind.MASTER_ELECTED: translatable("Master elected"),
+    Kind.MASTER_LOST: translatable("Master lost"),
+    Kind.SYNC_SET_CHANGED: translatable("Sync state set changed"),
+    Kind.REPLICA_ADDED: translatable("Replica added"),
+    Kind.REPLICA_MOVED: translatable("Replica address changed"),
+    Kind.REPLICAS_REMOVED: translatable("Replicas removed"),
     Kind.KV_CHANGED: translatable("Key-value entry changed"),
     Kind.SETTINGS_CHANGED: translatable("Settings changed"),
 }
@@ -57,6 +63,11 @@ CAUSES: Final[Mapping[str, str]] = {
     Cause.RESTORED: translatable("restored after the restart"),
     Cause.HEARTBEAT: translatable("heartbeat"),
     Cause.MASS_EXPIRY: translatable("too many leases expired at once"),
+    "broker_request": translatable("broker request"),
+    "operator_request": translatable("operator request"),
+    "master_disconnected": translatable("master disconnected"),
+    "master_silent": translatable("no heartbeat from the master"),
+    "master_not_alive": translatable("master not alive"),
 }
 
 

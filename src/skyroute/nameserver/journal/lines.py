@@ -4,9 +4,18 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Final
 
-from skyroute.nameserver.journal.schema import Kind, Record, State
+from skyroute.nameserver.journal.schema import CONTROLLER_KINDS, Kind, Record, State
 from skyroute.nameserver.journal.times import show_moment
 
+_PLAIN: Final = (
+    *("cluster", "address", "namespace", "key", "restored_brokers", "torn_bytes", "reason"),
+    *("master_epoch", "sync_set_epoch", "unclean"),
+)
+"""Fields that are shown as they are."""
+_WITH_STATES: Final = CONTROLLER_KINDS | {
+    *(Kind.BROKER_CHANGED, Kind.GROUP_CHANGED, Kind.FILTER_SERVERS_CHANGED, Kind.KV_CHANGED),
+}
+"""Kinds whose state before and after is shown."""
 NAMES_SHOWN: Final = 5
 VALUE_CHARS_SHOWN: Final = 80
 HEADING: Final = f"{'#TIME':<23}  {'#SEQ':>10}  {'#WHAT':<22}  {'#BROKER':<20}  {'#CAUSE':<18}  #DETAILS"
@@ -25,14 +34,14 @@ def show_record(record: Record) -> str:
 
 def details(record: Record) -> Iterator[str]:
     """Yield the other fields as `name=value`; of topics only the first few names."""
-    for name in ("cluster", "address", "namespace", "key", "restored_brokers", "torn_bytes", "reason"):
+    for name in _PLAIN:
         value = getattr(record, name)
         is_shown_below = name == "cluster" and record.kind == Kind.GROUP_CHANGED
         if value is not None and not is_shown_below and not (name == "torn_bytes" and value == 0):
             yield f"{name}={value}"
     if record.missing_from is not None:
         yield f"missing={record.missing_from}..{record.seq}"
-    if record.kind in {Kind.BROKER_CHANGED, Kind.GROUP_CHANGED, Kind.FILTER_SERVERS_CHANGED, Kind.KV_CHANGED}:
+    if record.kind in _WITH_STATES:
         yield from _difference(record.before or State(), record.after or State())
     elif record.version is not None:
         yield f"version={record.version.counter}"
@@ -59,7 +68,7 @@ def _difference(before: State, after: State) -> Iterator[str]:
 
 
 def _short(value: object) -> str:
-    text = ",".join(value) if isinstance(value, tuple) else str(value)
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return text if len(text) <= VALUE_CHARS_SHOWN else f"{text[:VALUE_CHARS_SHOWN]}…"
 
 

@@ -8,7 +8,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from skyroute.nameserver.journal.schema import SCHEMA_VERSION, Kind, Record, State
-from skyroute.nameserver.server_events import Change, Gap, KvChanged, ServerStarted, ServerStopped, SettingsChanged
+from skyroute.nameserver.server_events import (
+    Change,
+    Gap,
+    KvChanged,
+    ReplicasChanged,
+    ServerStarted,
+    ServerStopped,
+    SettingsChanged,
+)
 from skyroute.routing.events import (
     BrokerChanged,
     BrokerConfirmed,
@@ -159,7 +167,29 @@ def _content(change: Change) -> Mapping[str, Any]:
         case Gap():
             return {"kind": Kind.GAP, "missing_from": change.missing_from, "reason": change.reason}
         case _:
-            return {"cause": change.cause, "broker": change.broker_name, **_route_content(change)}
+            return _replicas_content(change) if isinstance(change, ReplicasChanged) else _event_content(change)
+
+
+def _event_content(event: RouteEvent) -> Mapping[str, Any]:
+    return {"cause": event.cause, "broker": event.broker_name, **_route_content(event)}
+
+
+def _replicas_content(change: ReplicasChanged) -> Mapping[str, Any]:
+    content: dict[str, Any] = {
+        "kind": change.kind,
+        "cause": change.cause,
+        "cluster": change.cluster,
+        "broker": change.broker_name,
+        "broker_id": change.broker_id,
+        "address": change.address,
+        "master_epoch": change.master_epoch,
+        "sync_set_epoch": change.sync_set_epoch,
+        "unclean": change.is_unclean or None,
+    }
+    for name, side in (("before", change.before), ("after", change.after)):
+        if side is not None:
+            content[name] = State(broker_id=side.broker_id, address=side.address, broker_ids=side.broker_ids)
+    return content
 
 
 def _route_content(event: RouteEvent) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from skyroute.nameserver.journal.schema import Kind, Record
+from skyroute.nameserver.journal.schema import CONTROLLER_KINDS, Kind, Record
 from skyroute.routing.events import Cause
 from skyroute.routing.group_state import GroupMember, GroupState
 from skyroute.routing.registration import DataVersion
@@ -21,7 +21,7 @@ class Replay:
         """Apply a record to the table."""
         if record.kind == Kind.SERVER_STARTED:
             self.groups.clear()
-        if record.broker is None:
+        if record.broker is None or record.kind in CONTROLLER_KINDS:
             return
         group = self.groups.setdefault(record.broker, GroupState(record.broker, record.cluster or ""))
         match record.kind:

@@ -32,8 +32,27 @@ class Kind(StrEnum):
     MAPPINGS_CHANGED = "mappings_changed"
     FILTER_SERVERS_CHANGED = "filter_servers_changed"
     SMALLEST_ID_CHANGED = "smallest_id_changed"
+    MASTER_ELECTED = "master_elected"
+    MASTER_LOST = "master_lost"
+    SYNC_SET_CHANGED = "sync_set_changed"
+    REPLICA_ADDED = "replica_added"
+    REPLICA_MOVED = "replica_moved"
+    REPLICAS_REMOVED = "replicas_removed"
     KV_CHANGED = "kv_changed"
     SETTINGS_CHANGED = "settings_changed"
+
+
+CONTROLLER_KINDS: Final = frozenset(
+    {
+        Kind.MASTER_ELECTED,
+        Kind.MASTER_LOST,
+        Kind.SYNC_SET_CHANGED,
+        Kind.REPLICA_ADDED,
+        Kind.REPLICA_MOVED,
+        Kind.REPLICAS_REMOVED,
+    }
+)
+"""Changes by a controller. They change no route: brokers register their new roles themselves."""
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,6 +67,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
     zone: str | None = None
     filter_servers: tuple[str, ...] | None = None
     value: str | None = None
+    broker_ids: tuple[int, ...] | None = None
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,6 +103,9 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     torn_bytes: int | None = None
     missing_from: int | None = None
     reason: str | None = None
+    master_epoch: int | None = None
+    sync_set_epoch: int | None = None
+    unclean: bool | None = None
 
     @property
     def topics(self) -> set[str]:

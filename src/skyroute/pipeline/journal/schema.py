@@ -10,7 +10,8 @@ MAPPING: Final = (
 )
 STATE: Final = (
     f"struct<cluster: string, broker_id: bigint, address: string, ha_address: string, version: {VERSION}, "
-    "acting_master: boolean, zone: string, filter_servers: array<string>, value: string>"
+    "acting_master: boolean, zone: string, filter_servers: array<string>, value: string, "
+    "broker_ids: array<bigint>>"
 )
 
 REQUIRED: Final = ("v", "seq", "wall_ms", "mono_ms", "server", "kind")
@@ -22,5 +23,5 @@ RECORD: Final = f"""
     added map<string, {QUEUES}>, changed map<string, array<{QUEUES}>>, removed map<string, {QUEUES}>,
     forbidden array<string>, restored array<string>, mappings map<string, array<{MAPPING}>>, others array<string>,
     namespace string, key string, settings map<string, array<string>>, peer string, restored_brokers bigint,
-    torn_bytes bigint, missing_from bigint, reason string
+    torn_bytes bigint, missing_from bigint, reason string, master_epoch bigint, sync_set_epoch bigint, unclean boolean
 """

@@ -66,6 +66,16 @@ def encode_name_server_settings_update(settings: Mapping[str, str]) -> Request:
     return Request(RequestCode.UPDATE_NAMESRV_CONFIG, body=encode_settings(settings))
 
 
+def encode_controller_settings_query() -> Request:
+    """Encode a request for a controller's settings."""
+    return Request(RequestCode.GET_CONTROLLER_CONFIG)
+
+
+def encode_controller_settings_update(settings: Mapping[str, str]) -> Request:
+    """Encode an update of a controller's settings."""
+    return Request(RequestCode.UPDATE_CONTROLLER_CONFIG, body=encode_settings(settings))
+
+
 # ------------------------------------------------------------------------------------------------ key-value config
 
 

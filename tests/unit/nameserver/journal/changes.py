@@ -7,7 +7,15 @@ from skyroute.files.disk import Disk
 from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
 from skyroute.nameserver.journal.schema import Record
-from skyroute.nameserver.server_events import Change, KvChanged, ServerStarted, ServerStopped, SettingsChanged
+from skyroute.nameserver.server_events import (
+    Change,
+    KvChanged,
+    ReplicasChanged,
+    ReplicasState,
+    ServerStarted,
+    ServerStopped,
+    SettingsChanged,
+)
 from skyroute.routing.events import (
     BrokerChanged,
     BrokerConfirmed,
@@ -31,7 +39,7 @@ OLD, NEW = DataVersion(0, 1, 1), DataVersion(0, 2, 2)
 FOUR, EIGHT = QueueSettings(4, 4, 6), QueueSettings(8, 8, 6)
 MAPPING = StaticMapping("T", "b", 2, 1, current_ids={0: 0, 1: 1})
 
-EVERY_KIND: Final[tuple[Change, ...]] = (
+OF_NAME_SERVER: Final[tuple[Change, ...]] = (
     ServerStarted("127.0.0.1:9876", 3, 17),
     GroupChanged("b", None, "c", False, True, None, "z", Cause.REGISTERED),
     BrokerJoined("c", "b", 0, "a:1", "a:2", OLD, 120.0, 7),
@@ -49,6 +57,29 @@ EVERY_KIND: Final[tuple[Change, ...]] = (
     SettingsChanged({"enableTopicList": ("true", "false")}, "1.2.3.4:5"),
     ServerStopped(),
 )
+OF_CONTROLLER: Final[tuple[Change, ...]] = (
+    ReplicasChanged(
+        *("master_elected", "master_silent", "c", "b", 2, "a:2", 3, 5),
+        before=ReplicasState(1),
+        after=ReplicasState(2, "a:2"),
+        is_unclean=True,
+    ),
+    ReplicasChanged("master_lost", "operator_request", "c", "b", 1, master_epoch=4, before=ReplicasState(1)),
+    ReplicasChanged(
+        *("sync_set_changed", "broker_request", "c", "b"),
+        sync_set_epoch=6,
+        before=ReplicasState(broker_ids=(1,)),
+        after=ReplicasState(broker_ids=(1, 2)),
+    ),
+    ReplicasChanged("replica_added", "broker_request", "c", "b", 3, "a:3"),
+    ReplicasChanged(
+        *("replica_moved", "broker_request", "c", "b", 3, "a:4", None, None),
+        ReplicasState(address="a:3"),
+        ReplicasState(address="a:4"),
+    ),
+    ReplicasChanged("replicas_removed", "operator_request", "c", "b", before=ReplicasState(broker_ids=(3,))),
+)
+EVERY_KIND: Final = (*OF_NAME_SERVER[:-1], *OF_CONTROLLER, OF_NAME_SERVER[-1])
 STOP: Final = ServerStopped()
 
 

@@ -9,6 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 from msgspec import Struct
 
+from skyroute.controller.events import Cause as ControllerCause
 from skyroute.nameserver.journal.schema import SCHEMA_VERSION, Kind, Record, State
 from skyroute.routing.events import Cause
 from skyroute.routing.registration import DataVersion
@@ -59,7 +60,9 @@ def test_the_document_has_every_field_with_its_type_in_order(heading: str, struc
     assert [(name, kind) for name, kind, _ in rows(heading)] == written
 
 
-@pytest.mark.parametrize(("heading", "words"), [("Kind", Kind), ("Cause", Cause)])
+@pytest.mark.parametrize(
+    ("heading", "words"), [("Kind", Kind), ("Cause", Cause), ("Cause of a controller", ControllerCause)]
+)
 def test_the_document_has_every_kind_and_cause(heading: str, words: type[StrEnum]) -> None:
     assert sorted(name for name, _ in rows(heading)) == sorted(words)
 

@@ -1,0 +1,60 @@
+"""Applies rules to stored groups: read, decide, store, publish."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, TypeVar
+
+from skyroute.controller.errors import StoreConflictError
+from skyroute.controller.events import GroupEvent
+from skyroute.controller.rules import Outcome
+from skyroute.controller.state import GroupState
+from skyroute.controller.store import GroupStore, StoredGroup
+
+A = TypeVar("A")
+
+TRIES_MAX: Final = 20
+"""How often a request decides again because the group changed meanwhile."""
+
+Rule = Callable[[GroupState | None], Outcome[A]]
+Publish = Callable[[Collection[GroupEvent], GroupState], None]
+"""Receives the events of a stored change and the state after it."""
+
+
+class Groups:
+    """All broker groups of a controller."""
+
+    def __init__(self, store: GroupStore, publish: Publish) -> None:
+        self._store = store
+        self._publish = publish
+
+    def find(self, broker_name: str) -> GroupState | None:
+        """Return the state of a group; None if it is unknown."""
+        stored = self._store.find(broker_name)
+        return None if stored is None else stored.state
+
+    def all(self) -> Mapping[str, StoredGroup]:
+        """Return all groups by broker name."""
+        return self._store.groups()
+
+    async def change(self, broker_name: str, rule: Rule[A]) -> A:
+        """Apply a rule to a group and store the new state before the answer is returned.
+
+        Raises:
+            RequestRefusedError: the rule refuses.
+            StoreConflictError: the group changes all the time.
+            FileWriteError: the new state could not be stored; nothing has changed.
+        """
+        for tries in range(1, TRIES_MAX + 1):
+            stored = self._store.find(broker_name)
+            before = None if stored is None else stored.state
+            outcome = rule(before)
+            if outcome.group is None or outcome.group == before:
+                return outcome.answer
+            try:
+                await self._store.replace(outcome.group, 0 if stored is None else stored.revision)
+            except StoreConflictError:
+                if tries == TRIES_MAX:
+                    raise
+                continue
+            self._publish(outcome.events, outcome.group)
+            return outcome.answer
+        raise AssertionError("unreachable")

@@ -1,0 +1,285 @@
+"""Requests of brokers and operators to a controller."""
+
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Final
+
+from skyroute.clock import Clock
+from skyroute.controller import rules
+from skyroute.controller.config import ControllerConfig
+from skyroute.controller.errors import Refusal, RequestRefusedError
+from skyroute.controller.events import Cause
+from skyroute.controller.groups import Groups
+from skyroute.controller.heartbeats import Heartbeats, ReplicaKey
+from skyroute.controller.leadership import Leadership
+from skyroute.controller.rules import Election, MasterInfo, Outcome, SyncState
+from skyroute.controller.state import GroupState, LiveReplicas, Progress
+from skyroute.remoting.dispatch import Handler, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.settings.errors import BlackListedError, MalformedPropertiesError
+from skyroute.wire.calls.controller import (
+    ControllerFields,
+    ElectionRequest,
+    MasterFields,
+    ReplicaFields,
+    SyncStateFields,
+    decode_cleanup,
+    decode_election_request,
+    decode_id_application,
+    decode_id_query,
+    decode_replica_heartbeat,
+    decode_replica_query,
+    decode_replica_registration,
+    decode_sync_set_change,
+    decode_sync_state_query,
+    encode_controllers,
+    encode_election,
+    encode_grant,
+    encode_next_id,
+    encode_registered,
+    encode_replica_info,
+    encode_sync_set_changed,
+    encode_sync_states,
+)
+from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.command import Request, Response
+
+log = logging.getLogger(__name__)
+
+RESPONSE_CODES: Final = {
+    Refusal.STALE_MASTER_EPOCH: ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
+    Refusal.STALE_SYNC_SET_EPOCH: ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
+    Refusal.NOT_MASTER: ResponseCode.CONTROLLER_INVALID_MASTER,
+    Refusal.UNKNOWN_REPLICA: ResponseCode.CONTROLLER_INVALID_REPLICAS,
+    Refusal.NO_MASTER: ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE,
+    Refusal.REPLICA_NOT_ALIVE: ResponseCode.CONTROLLER_BROKER_NOT_ALIVE,
+    Refusal.NOT_LEADER: ResponseCode.CONTROLLER_NOT_LEADER,
+    Refusal.UNKNOWN_GROUP: ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST,
+    Refusal.CLEANUP_REFUSED: ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA,
+    Refusal.NOT_REGISTERED: ResponseCode.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED,
+    Refusal.ELECTION_FAILED: ResponseCode.CONTROLLER_ELECT_MASTER_FAILED,
+    Refusal.SYNC_SET_REFUSED: ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
+    Refusal.ID_REFUSED: ResponseCode.CONTROLLER_BROKER_ID_INVALID,
+}
+
+_HEARD: Final = Response(ResponseCode.SUCCESS, "Heart beat success")
+
+
+def _by_leader(handle: "_LeaderHandler") -> "_LeaderHandler":
+    """Make a handler refuse unless this controller leads, and answer a refusal of the rules with its code."""
+
+    @wraps(handle)
+    async def handle_if_leading(self: "ControllerHandlers", request: Request, peer: Peer) -> Response:
+        try:
+            self.require_leader()
+            return await handle(self, request, peer)
+        except RequestRefusedError as error:
+            raise RefusedError(RESPONSE_CODES[error.refusal], str(error)) from error
+
+    return handle_if_leading
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerHandlers:
+    """All requests that a controller answers."""
+
+    groups: Groups
+    heartbeats: Heartbeats
+    leadership: Leadership
+    config: ControllerConfig
+    clock: Clock
+
+    def by_code(self) -> dict[int, Handler]:
+        """Return the handlers by request code."""
+        return {
+            RequestCode.BROKER_HEARTBEAT: self.heartbeat,
+            RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET: self.change_sync_set,
+            RequestCode.CONTROLLER_ELECT_MASTER: self.elect,
+            RequestCode.CONTROLLER_REGISTER_BROKER: self.register,
+            RequestCode.CONTROLLER_GET_REPLICA_INFO: self.get_replica_info,
+            RequestCode.CONTROLLER_GET_METADATA_INFO: self.get_controllers,
+            RequestCode.CONTROLLER_GET_SYNC_STATE_DATA: self.get_sync_states,
+            RequestCode.UPDATE_CONTROLLER_CONFIG: self.update_config,
+            RequestCode.GET_CONTROLLER_CONFIG: self.get_config,
+            RequestCode.CLEAN_BROKER_DATA: self.remove_replicas,
+            RequestCode.CONTROLLER_GET_NEXT_BROKER_ID: self.get_next_id,
+            RequestCode.CONTROLLER_APPLY_BROKER_ID: self.grant_id,
+        }
+
+    def require_leader(self) -> None:
+        """Check that this controller decides.
+
+        Raises:
+            RequestRefusedError: another one does.
+        """
+        if not self.leadership.is_leader:
+            leader = self.leadership.leader_address or "unknown"
+            raise RequestRefusedError(Refusal.NOT_LEADER, f"this controller does not lead; the leader is {leader}")
+
+    # Brokers
+
+    def heartbeat(self, request: Request, peer: Peer) -> Response:
+        beat = decode_replica_heartbeat(request)
+        if beat.broker_id is None:
+            return Response(ResponseCode.CONTROLLER_INVALID_REQUEST, "Heart beat with empty brokerId")
+        is_noted = self.heartbeats.beat(
+            ReplicaKey(beat.cluster, beat.broker_name, beat.broker_id),
+            Progress(beat.epoch, beat.max_offset, beat.priority),
+            holder=peer.connection,
+            now=self.clock.monotonic(),
+            timeout_s=beat.timeout_s,
+        )
+        if not is_noted and peer.count_refusal():
+            log.warning("heartbeat ignored peer=%s reason=too many brokers are alive", peer.address)
+        return _HEARD
+
+    @_by_leader
+    async def get_next_id(self, request: Request, _peer: Peer) -> Response:
+        cluster, broker_name = decode_id_query(request)
+        return encode_next_id(cluster, broker_name, rules.next_broker_id(self.groups.find(broker_name)))
+
+    @_by_leader
+    async def grant_id(self, request: Request, _peer: Peer) -> Response:
+        asked = decode_id_application(request)
+        await self.groups.change(
+            asked.broker_name,
+            lambda group: rules.grant_id(group, asked.cluster, asked.broker_name, asked.broker_id, asked.check_code),
+        )
+        return encode_grant(asked.cluster, asked.broker_name)
+
+    @_by_leader
+    async def register(self, request: Request, _peer: Peer) -> Response:
+        asked = decode_replica_registration(request)
+        view = await self.groups.change(
+            asked.broker_name,
+            lambda group: rules.register(
+                group, asked.cluster, asked.broker_name, asked.broker_id, asked.address, self._live(group)
+            ),
+        )
+        master = None if view.master is None else _master(view.master)
+        return encode_registered(asked.cluster, asked.broker_name, master, _sync(view.sync))
+
+    @_by_leader
+    async def elect(self, request: Request, peer: Peer) -> Response:
+        asked = decode_election_request(request)
+        election = await self.groups.change(asked.broker_name, lambda group: self._elect(group, asked))
+        if election.master is None:
+            raise RequestRefusedError(Refusal.NO_MASTER, f"no replica of {asked.broker_name} can be master")
+        if not election.is_new:
+            remark = f"the master {election.master.broker_id} of {asked.broker_name} stays"
+            code = ResponseCode.CONTROLLER_MASTER_STILL_EXIST
+            return encode_election(_master(election.master), election.sync.members, None, code=code, remark=remark)
+        group = self.groups.find(asked.broker_name)
+        cluster = asked.cluster if group is None else group.cluster
+        winner = election.master.broker_id
+        if not asked.designate and winner is not None and winner == asked.broker_id and not peer.gone:
+            self.heartbeats.presume(
+                ReplicaKey(cluster, asked.broker_name, winner),
+                holder=peer.connection,
+                now=self.clock.monotonic(),
+            )
+        members = (cluster, asked.broker_name, election.members)
+        return encode_election(_master(election.master), election.sync.members, members)
+
+    def _elect(self, group: GroupState | None, asked: ElectionRequest) -> Outcome[Election]:
+        is_operator = asked.designate or asked.broker_id is None
+        return rules.elect(
+            *(group, asked.broker_name, asked.broker_id, self._live(group)),
+            designate=asked.designate,
+            allow_unclean=self.config.unclean_election_enabled,
+            cause=Cause.OPERATOR if is_operator else Cause.BROKER,
+        )
+
+    @_by_leader
+    async def change_sync_set(self, request: Request, _peer: Peer) -> Response:
+        asked = decode_sync_set_change(request)
+        sync = await self.groups.change(
+            asked.broker_name,
+            lambda group: rules.change_sync_set(
+                *(group, asked.broker_name, asked.master, asked.master_epoch),
+                SyncState(asked.members, asked.sync_set_epoch),
+                self._live(group),
+            ),
+        )
+        return encode_sync_set_changed(_sync(sync))
+
+    @_by_leader
+    async def get_replica_info(self, request: Request, _peer: Peer) -> Response:
+        broker_name = decode_replica_query(request)
+        view = rules.view(self.groups.find(broker_name), broker_name)
+        assert view.master is not None
+        master = MasterFields(view.master.broker_id, view.master.address, view.master.master_epoch)
+        return encode_replica_info(master, _sync(view.sync))
+
+    # Operators
+
+    def get_controllers(self, _request: Request, _peer: Peer) -> Response:
+        known = self.leadership
+        return encode_controllers(
+            ControllerFields(known.group, known.leader_id, known.leader_address, known.is_leader, known.peers)
+        )
+
+    @_by_leader
+    async def get_sync_states(self, request: Request, _peer: Peer) -> Response:
+        found = ((name, self.groups.find(name)) for name in decode_sync_state_query(request))
+        return encode_sync_states(
+            {
+                name: (_master(rules.master_of(group)), self._replicas(group))
+                for name, group in found
+                if group is not None and not group.is_empty
+            }
+        )
+
+    def _replicas(self, group: GroupState) -> list[ReplicaFields]:
+        return [
+            ReplicaFields(each.broker_id, each.address, each.is_alive, each.is_in_sync)
+            for each in rules.replicas_of(group, self._live(group))
+        ]
+
+    @_by_leader
+    async def remove_replicas(self, request: Request, peer: Peer) -> Response:
+        asked = decode_cleanup(request)
+        await self.groups.change(
+            asked.broker_name,
+            lambda group: rules.remove_replicas(
+                group, asked.broker_name, asked.broker_ids, self._live(group), allow_living=asked.allow_living
+            ),
+        )
+        log.info("replicas removed by operator peer=%s broker=%s", peer.address, asked.broker_name)
+        return Response()
+
+    def get_config(self, _request: Request, _peer: Peer) -> Response:
+        return Response(body=self.config.render().encode())
+
+    def update_config(self, request: Request, peer: Peer) -> Response:
+        try:
+            changed = self.config.apply_update(request.body.decode())
+        except BlackListedError as error:
+            if peer.count_refusal():
+                log.warning("settings update refused peer=%s reason=%s", peer.address, error)
+            return Response(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
+        except (UnicodeDecodeError, MalformedPropertiesError) as error:
+            if peer.count_refusal():
+                log.warning("settings update refused peer=%s reason=%s", peer.address, error)
+            return Response.error(f"string2Properties error: {error}")
+        if changed:
+            log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(changed)))
+        return Response()
+
+    def _live(self, group: GroupState | None) -> LiveReplicas:
+        if group is None:
+            return LiveReplicas({})
+        return self.heartbeats.live(group.cluster, group.broker_name, self.clock.monotonic())
+
+
+_LeaderHandler = Callable[[ControllerHandlers, Request, Peer], Coroutine[Any, Any, Response]]
+
+
+def _master(master: MasterInfo) -> MasterFields:
+    return MasterFields(master.broker_id, master.address, master.master_epoch, master.sync_set_epoch)
+
+
+def _sync(sync: SyncState) -> SyncStateFields:
+    return SyncStateFields(sync.members, sync.epoch)

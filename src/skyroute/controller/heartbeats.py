@@ -1,0 +1,127 @@
+"""Which brokers are alive: the last heartbeat of each, in memory.
+
+A broker is alive from its heartbeat until its connection closes or a scan finds that its time is over. Nothing else
+makes it dead: after a stall of this process, heartbeats wait unread, and the scan is postponed.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from skyroute.controller.state import LiveReplicas, Progress
+
+TIMEOUT_S: Final = 10.0
+"""How long a broker is alive after a heartbeat that does not say it; Apache's default as well."""
+
+TIMEOUT_S_MAX: Final = 300.0
+"""Longest time that a broker can ask for."""
+
+BROKERS_MAX: Final = 100_000
+"""Maximum number of brokers that are alive; heartbeats of more are ignored."""
+
+
+class ReplicaKey(NamedTuple):
+    """A broker in controller mode."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+
+
+@dataclass(slots=True)
+class _Lease:
+    holder: int
+    expires_at: float
+    progress: Progress
+
+
+class Heartbeats:
+    """The living brokers of all groups. `holder` is the number of a connection."""
+
+    def __init__(self, now: float, settle_s: float = TIMEOUT_S) -> None:
+        self._settle_s = settle_s
+        self._settles_at = now + settle_s
+        self._groups: defaultdict[tuple[str, str], dict[int, _Lease]] = defaultdict(dict)
+        self._keys_of: defaultdict[int, set[ReplicaKey]] = defaultdict(set)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def listen_again(self, now: float) -> None:
+        """Start over: a controller that was not leading has not heard every broker."""
+        self._settles_at = now + self._settle_s
+
+    def is_settled(self, now: float) -> bool:
+        """Return whether every living broker had the time to be heard."""
+        return now >= self._settles_at
+
+    def beat(
+        self, key: ReplicaKey, progress: Progress, *, holder: int, now: float, timeout_s: float = TIMEOUT_S
+    ) -> bool:
+        """Note a heartbeat. Returns False if too many brokers are alive."""
+        timeout_s = min(timeout_s, TIMEOUT_S_MAX) if timeout_s > 0 else TIMEOUT_S
+        lease = self._groups[key[:2]].get(key.broker_id)
+        if lease is None:
+            return self._add(key, _Lease(holder, now + timeout_s, progress))
+        if lease.holder != holder:
+            self._unlink(key, lease.holder)
+            self._keys_of[holder].add(key)
+            lease.holder = holder
+        lease.expires_at = now + timeout_s
+        lease.progress = progress
+        return True
+
+    def presume(self, key: ReplicaKey, *, holder: int, now: float) -> None:
+        """Take a broker as alive that was just elected and has not sent a heartbeat yet."""
+        if key.broker_id not in self._groups[key[:2]]:
+            self._add(key, _Lease(holder, now + TIMEOUT_S, Progress()))
+
+    def _add(self, key: ReplicaKey, lease: _Lease) -> bool:
+        if self._count >= BROKERS_MAX:
+            self._forget_if_empty(key)
+            return False
+        self._groups[key[:2]][key.broker_id] = lease
+        self._keys_of[lease.holder].add(key)
+        self._count += 1
+        return True
+
+    def drop_holder(self, holder: int) -> tuple[ReplicaKey, ...]:
+        """Remove the brokers of a closed connection, and return them."""
+        keys = tuple(sorted(self._keys_of.get(holder, ())))
+        for key in keys:
+            self._remove(key)
+        return keys
+
+    def expire(self, now: float) -> tuple[ReplicaKey, ...]:
+        """Remove the brokers whose time is over, and return them."""
+        keys = tuple(sorted(key for key, lease in self._leases() if lease.expires_at < now))
+        for key in keys:
+            self._remove(key)
+        return keys
+
+    def live(self, cluster: str, broker_name: str, now: float) -> LiveReplicas:
+        """Return the living replicas of a group."""
+        leases = self._groups.get((cluster, broker_name), {})
+        return LiveReplicas({broker_id: lease.progress for broker_id, lease in leases.items()}, self.is_settled(now))
+
+    def _leases(self) -> Iterator[tuple[ReplicaKey, _Lease]]:
+        for (cluster, broker_name), leases in self._groups.items():
+            for broker_id, lease in leases.items():
+                yield ReplicaKey(cluster, broker_name, broker_id), lease
+
+    def _remove(self, key: ReplicaKey) -> None:
+        lease = self._groups[key[:2]].pop(key.broker_id)
+        self._unlink(key, lease.holder)
+        self._forget_if_empty(key)
+        self._count -= 1
+
+    def _unlink(self, key: ReplicaKey, holder: int) -> None:
+        self._keys_of[holder].discard(key)
+        if not self._keys_of[holder]:
+            del self._keys_of[holder]
+
+    def _forget_if_empty(self, key: ReplicaKey) -> None:
+        if not self._groups[key[:2]]:
+            del self._groups[key[:2]]

@@ -1,0 +1,94 @@
+"""Notifies brokers of a new master, so that they need not wait for their next query."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from skyroute.controller.events import GroupEvent, MasterElected
+from skyroute.controller.rules import master_of, sync_state
+from skyroute.controller.state import GroupState
+from skyroute.remoting.client import connect
+from skyroute.remoting.errors import RemotingError
+from skyroute.wire.calls.controller import MasterFields, SyncStateFields, encode_role_change
+from skyroute.wire.command import Request
+
+log = logging.getLogger(__name__)
+
+BROKERS_MAX: Final = 10_000
+"""Brokers that are notified at the same time; notices to more are dropped, because brokers also ask every 5 s."""
+
+TRIES: Final = 2
+"""How often a notice is sent if the connection fails."""
+
+FOLLOWER_DELAY_S: Final = 1.0
+"""How much later than the masters other replicas are notified.
+
+They ask a name server where to replicate from. Asked before the new master has registered, it names the old one, and
+Apache's brokers stay with that for as long as it lives.
+"""
+
+RETRY_S: Final = 0.5
+"""Pause between them."""
+
+
+class Notifier:
+    """Sends the newest notice to each broker over a connection of its own. A slow broker delays no other one."""
+
+    def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
+        self._newest: dict[str, Request] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def put(self, events: Collection[GroupEvent], group: GroupState, living: Iterable[int]) -> None:
+        """Notify the living replicas of a group if these changes gave it a new master."""
+        elected = next((event for event in events if isinstance(event, MasterElected)), None)
+        if elected is None:
+            return
+        master, sync = master_of(group), sync_state(group)
+        notice = encode_role_change(
+            MasterFields(master.broker_id, master.address, master.master_epoch, master.sync_set_epoch),
+            SyncStateFields(sync.members, sync.epoch),
+        )
+        for broker_id in sorted(living):
+            address = group.address_of(broker_id)
+            if address is not None:
+                is_master = broker_id in (elected.master, elected.previous)
+                self._send(address, notice, 0.0 if is_master else FOLLOWER_DELAY_S)
+
+    def _send(self, address: str, notice: Request, delay_s: float) -> None:
+        if address not in self._newest and len(self._newest) >= BROKERS_MAX:
+            log.warning("role notice dropped broker=%s reason=%d brokers are being notified", address, BROKERS_MAX)
+            return
+        is_waiting = address in self._newest
+        self._newest[address] = notice
+        if not is_waiting:
+            task = asyncio.get_running_loop().create_task(self._deliver(address, delay_s))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _deliver(self, address: str, delay_s: float) -> None:
+        try:
+            await asyncio.sleep(delay_s)
+            for tries in range(1, TRIES + 1):
+                try:
+                    channel = await connect(address, tls=self._tls, timeout_s=self._connect_timeout_s)
+                    channel.send_oneway(self._newest[address])
+                    channel.close()
+                except RemotingError as error:
+                    if tries == TRIES:
+                        log.warning("role notice not sent broker=%s reason=%s", address, error)
+                else:
+                    return
+                await asyncio.sleep(RETRY_S)
+        finally:
+            del self._newest[address]
+
+    async def stop(self) -> None:
+        """Send no more."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

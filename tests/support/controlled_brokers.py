@@ -1,0 +1,97 @@
+"""Apache's brokers in controller mode, our controller as a process, and a load that remembers what was acknowledged."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+from skyroute import Message
+from skyroute.blocking import Producer, PullConsumer
+from skyroute.errors import SkyrouteError
+from tests.support.apache import ApacheBroker, PeerProcess, properties
+from tests.support.raw import RawConnection
+from tests.support.waiting import wait_until
+
+JOIN_S = 60.0
+"""A slave connects, is caught up, and the master looks every five seconds."""
+
+
+class SkyrouteController(PeerProcess):
+    """Our controller as a process."""
+
+    def prepare(self) -> None:
+        values = {
+            "controllerDLegerPeers": f"n0-{self.address}",
+            "controllerDLegerSelfId": "n0",
+            "controllerStorePath": str(self.home),
+            "bindAddress": "127.0.0.1",
+        }
+        (self.home / "controller.conf").write_text(properties(values))
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "skyroute", "controller", "-c", str(self.home / "controller.conf")]
+
+    def group(self) -> tuple[int | None, int, list[int]]:
+        """Master, its epoch, and the sync state set."""
+        with RawConnection(self.address) as line:
+            answer = line.call(1004, {"brokerName": "pair"})
+            master = answer.fields.get("masterBrokerId")
+            epoch = int(answer.fields.get("masterEpoch", "0"))
+            return int(master) if master else None, epoch, sorted(answer.value["syncStateSet"]) if answer.body else []
+
+
+class Load(threading.Thread):
+    """Sends until told to stop, and remembers what was acknowledged."""
+
+    def __init__(self, name_server: str) -> None:
+        super().__init__()
+        self.acknowledged: list[bytes] = []
+        self.ended = threading.Event()
+        self._name_server = name_server
+
+    def run(self) -> None:
+        number = 0
+        with Producer("load", name_servers=self._name_server) as producer:
+            while not self.ended.is_set():
+                number += 1
+                body = b"message %d" % number
+                try:
+                    producer.send(Message("Failover", body))
+                except SkyrouteError:
+                    self.ended.wait(0.02)
+                else:
+                    self.acknowledged.append(body)
+
+    def until(self, count: int) -> None:
+        wait_until(lambda: len(self.acknowledged) >= count, f"{count} messages", timeout_s=30.0)
+
+
+def broker(home: Path, name_server: str, controller: str) -> ApacheBroker:
+    settings = {
+        "brokerId": "-1",
+        "brokerRole": "SLAVE",
+        "enableControllerMode": "true",
+        "controllerAddr": controller,
+        "allAckInSyncStateSet": "true",
+        "storePathEpochFile": str(home / "store" / "epochFileCheckpoint"),
+        "storePathBrokerIdentity": str(home / "store" / "brokerIdentity"),
+    }
+    return ApacheBroker("pair", home, [name_server], config=settings)
+
+
+def read_all(name_server: str) -> set[bytes]:
+    found: set[bytes] = set()
+    with PullConsumer("reader", name_servers=name_server) as consumer:
+        queues = list(consumer.queues("Failover"))
+        consumer.assign(queues)
+        for queue in queues:
+            consumer.seek_to_begin(queue)
+        quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < 5.0:
+            messages = consumer.poll(1.0)
+            found.update(message.body for message in messages)
+            if messages:
+                quiet_since = time.monotonic()
+    return found
