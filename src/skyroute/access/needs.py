@@ -371,6 +371,7 @@ _CLIENTS: Final[dict[int, tuple[Part, ...]]] = {
     _Code.PEEK_MESSAGE: _POP,
     _Code.CHANGE_MESSAGE_INVISIBLETIME: _POP,
     _Code.NOTIFICATION: _POP,
+    _Code.POLLING_INFO: _POP,
     _Code.BATCH_ACK_MESSAGE: (_body("each Group: Sub; each Topic: Sub", _acks),),
 }
 
