@@ -343,46 +343,74 @@ async def _is_empty(address: str) -> bool:
 # ------------------------------------------------------------------------------------------------------------ malformed
 
 
-def _bad_frames(rng: random.Random, seeds: list[bytes], count: int) -> bytes:
-    """Return frames with damage. Most keep the length right, so that the server reads the next one too."""
-    frames = []
-    for _ in range(count):
-        frame = bytearray(rng.choice(seeds))
-        kind = rng.randrange(8)
-        if kind < 5:  # bytes of the header's values and of the body; often still JSON
-            for _ in range(rng.randrange(1, 4)):
-                frame[rng.randrange(8, len(frame))] = rng.choice(b'0123456789"{}:,-.eE\\ntf\x00\xff')
-        elif kind == 5:  # another body
-            frame += rng.randbytes(rng.randrange(1, 60))
-            struct.pack_into(">I", frame, 0, len(frame) - 4)
+VALUES: Final = (
+    *(
+        "",
+        " ",
+        "-1",
+        "0",
+        "2147483648",
+        "9" * 30,
+        "1e5",
+        "NaN",
+        "null",
+        "true",
+        "{}",
+        "[]",
+        "../../x",
+        "%RETRY%",
+        "é漢",
+    ),
+    *("x" * 300, "a\x00b", "\x01\x02\x01", "*", "a;b,c", "127.0.0.1:99999", '"', "\\"),
+)
+FIELDS: Final = {
+    **{"topic": ORDERS, "queueId": "0", "consumerGroup": "g", "group": "g", "clientID": "c", "offset": "1"},
+    **{"brokerName": "broker-x", "brokerAddr": "1.1.1.1:1", "clusterName": "c", "brokerId": "0", "queueOffset": "0"},
+    **{"maxMsgNums": "1", "sysFlag": "0", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "1"},
+    **{"producerGroup": "p", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "bornTimestamp": "1"},
+    **{"flag": "0", "properties": "a\x01b\x02", "reconsumeTimes": "0", "namespace": "n", "key": "k", "value": "v"},
+}
+CODES: Final = (
+    *(10, 11, 12, 14, 15, 29, 30, 31, 32, 34, 35, 36, 37, 38, 41, 100, 101, 103, 104, 105, 106, 206, 217),
+    *(310, 322, 351, 361, 901, 904, 1003, 1004, 1012, 1013, 3001, 21001, 0, -1, 9_999),
+)
+"""Requests of all servers, without those that delete topics or change settings."""
+POOL: Final = 4_000
+CHUNK: Final = 200
+
+
+def _bad_frame(rng: random.Random) -> bytes:
+    """Return a request with wrong values in a header that can be decoded: the server reads what follows it."""
+    fields = dict(FIELDS)
+    for name in rng.sample(list(FIELDS), rng.randrange(1, 5)):
+        if rng.random() < 0.4:
+            del fields[name]
         else:
-            at = frame.find(b'"code":') + 7
-            frame[at : at + 1] = str(rng.randrange(10)).encode()
-        frames.append(bytes(frame))
-    return b"".join(frames)
+            fields[name] = rng.choice(VALUES)
+    body = rng.choice((b"", b"{", b"[]", b'{"a":[1,{"b":"c"}]}', rng.randbytes(40), b"\x00" * 64, b"{" * 200))
+    request = Request(rng.choice(CODES), fields, body)
+    return encode(request, rng.randrange(1 << 31), form=rng.choice(("json", "binary")), flag=rng.choice((0, 0, 0, 2)))
 
 
-def _seed_frames() -> list[bytes]:
-    fields = {
-        **{"topic": ORDERS, "queueId": "0", "consumerGroup": "g", "group": "g", "clientID": "c", "offset": "1"},
-        **{
-            "brokerName": "broker-a",
-            "brokerAddr": "1.1.1.1:1",
-            "clusterName": "c",
-            "brokerId": "0",
-            "queueOffset": "0",
-        },
-        **{"maxMsgNums": "1", "sysFlag": "0", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "1"},
-        **{"producerGroup": "p", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "bornTimestamp": "1"},
-        **{"flag": "0", "properties": "a\x01b\x02", "reconsumeTimes": "0", "namespace": "n", "key": "k", "value": "v"},
-    }
-    codes = (10, 11, 12, 14, 15, 29, 30, 31, 32, 34, 35, 36, 37, 38, 41, 100, 101, 103, 104, 105, 106, 206, 215, 217)
-    more = (310, 322, 351, 361, 901, 904, 1003, 1004, 1012, 1013, 3001, 21001)
-    return [
-        encode(Request(code, fields, b'{"a":[1,{"b":"c"}]}'), 7, flag=flag)
-        for code in (*codes, *more)
-        for flag in (0, 2)
-    ]
+def _fatal_frame(rng: random.Random) -> bytes:
+    """Return bytes that end a connection: a damaged header, or a wrong length."""
+    frame = bytearray(_bad_frame(rng))
+    for _ in range(rng.randrange(1, 30)):
+        frame[rng.randrange(4, len(frame))] = rng.randrange(256)
+    if rng.random() < 0.3:
+        struct.pack_into(">I", frame, 0, rng.randrange(1 << 32))
+    return bytes(frame)
+
+
+def _bad_frames(rng: random.Random, pool: list[bytes]) -> bytes:
+    for _ in range(CHUNK // 20):
+        pool[rng.randrange(len(pool))] = _bad_frame(rng)
+    return b"".join((*rng.choices(pool, k=CHUNK - 1), _fatal_frame(rng)))
+
+
+def _good_frames() -> list[bytes]:
+    codes = (ROUTE, MAX_OFFSET, CLUSTERS)
+    return [encode(Request(code, {"topic": ORDERS, "queueId": "0"}), number) for number, code in enumerate(codes)]
 
 
 async def malformed(folder: Path, seconds: float, *, frames: int = 5_000_000) -> list[Outcome]:
@@ -397,16 +425,18 @@ async def malformed(folder: Path, seconds: float, *, frames: int = 5_000_000) ->
         workload = Workload(name_server.address)
         await workload.create_topics()
         outcomes: list[Outcome] = []
-        shares = {name_server: 0.42, broker: 0.42, controller: 0.15}
-        total, rng, seeds = 0, random.Random(7), _seed_frames()
+        shares = {name_server: 0.42, broker: 0.42, controller: 0.16}
+        total, rng = 0, random.Random(7)
         for server, share in shares.items():
             ask = _well_behaved(server, name_server, broker)
-            calm_s = await _measure(server.address, ask, seeds, min(10.0, seconds / 10), rng)
+            calm_s = await _measure(server.address, ask, min(10.0, seconds / 10), rng)
+            await _attack(server.address, ask, rng, int(frames * share / 10))  # what tables may hold is filled
             before = Usage.of(server.pid)
-            goal, sent, times_s = int(frames * share), 0, list[float]()
+            goal, sent, answered, times_s = int(frames * share), 0, 0, list[float]()
             while sent < goal:
-                part, times = await _attack(server.address, ask, seeds, rng, min(goal - sent, 200_000))
+                part, got, times = await _attack(server.address, ask, rng, min(goal - sent, 200_000))
                 sent += part
+                answered += got
                 times_s += times
                 if not server.is_running:
                     break
@@ -417,6 +447,7 @@ async def malformed(folder: Path, seconds: float, *, frames: int = 5_000_000) ->
             calm_ms, attacked_ms = percentile_ms(calm_s, 99), percentile_ms(times_s, 99)
             outcomes += [
                 Outcome(f"{name}: malformed frames", sent),
+                Outcome(f"{name}: of these with a response", answered),
                 Outcome(f"{name}: crashes and hangs", int(not server.is_running) + _hangs(times_s), at_most=0),
                 Outcome(f"{name}: memory after, relative to before", after.rss_mb / before.rss_mb, at_most=1.2),
                 Outcome(f"{name}: p99 of a well-behaved client beside valid requests", calm_ms, unit="ms"),
@@ -461,45 +492,56 @@ async def _ask_on(address: str, ask: Ask, times_s: list[float]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def _measure(address: str, ask: Ask, seeds: list[bytes], seconds: float, rng: random.Random) -> list[float]:
+async def _measure(address: str, ask: Ask, seconds: float, rng: random.Random) -> list[float]:
     """Return the times of a well-behaved client while others send valid requests."""
     times_s: list[float] = []
+    good = _good_frames()
     asking = asyncio.create_task(_ask_on(address, ask, times_s))
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        await _send_frames(address, b"".join(rng.choices(seeds, k=500)))
-    asking.cancel()
+        await _send_frames(address, b"".join(rng.choices(good, k=CHUNK)))
+    await _end(asking)
     return times_s
 
 
-async def _attack(
-    address: str, ask: Ask, seeds: list[bytes], rng: random.Random, count: int
-) -> tuple[int, list[float]]:
+async def _attack(address: str, ask: Ask, rng: random.Random, count: int) -> tuple[int, int, list[float]]:
+    """Send malformed frames; return how many were sent and answered, and the times of a well-behaved client."""
     times_s: list[float] = []
+    pool = [_bad_frame(rng) for _ in range(POOL)]
     asking = asyncio.create_task(_ask_on(address, ask, times_s))
-    sent = 0
+    sent = answered = 0
     while sent < count:
-        await _send_frames(address, _bad_frames(rng, seeds, 500))
-        sent += 500
-    asking.cancel()
+        answered += await _send_frames(address, _bad_frames(rng, pool))
+        sent += CHUNK
+    await _end(asking)
+    return sent, answered, times_s
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
     with suppress(asyncio.CancelledError):
-        await asking
-    return sent, times_s
+        await task
 
 
-async def _send_frames(address: str, data: bytes) -> None:
-    """Send frames on a new connection, read what comes back, and close it after the last response or a second."""
+async def _send_frames(address: str, data: bytes) -> int:
+    """Send frames on a new connection, and return how many come back until the server closes it."""
     host, port = split_address(address)
+    received = bytearray()
     with suppress(OSError, TimeoutError):
         reader, writer = await asyncio.open_connection(host, port)
         try:
             async with asyncio.timeout(5.0):
                 writer.write(data)
                 writer.write_eof()
-                while await reader.read(1 << 20):
-                    pass
+                while piece := await reader.read(1 << 20):
+                    received += piece
         finally:
             writer.transport.abort()
+    at = count = 0
+    while at + 4 <= len(received):
+        at += 4 + int.from_bytes(received[at : at + 4], "big")
+        count += 1
+    return count
 
 
 async def _attack_http(address: str, rng: random.Random, count: int, *, at_once: int = 50) -> int:

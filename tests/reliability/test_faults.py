@@ -120,7 +120,7 @@ async def test_a_step_of_the_clock_loses_nothing(
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(100):
         writer.write(data)
-    writer.write_eof()
+    writer.close()
 
 
 async def test_the_proxy_forwards_delays_slices_loses_and_resets() -> None:
