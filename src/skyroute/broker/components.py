@@ -12,10 +12,12 @@ from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.cluster.registrar import Registrar
 from skyroute.broker.cluster.topic_propagation import TopicPropagation
+from skyroute.broker.cluster.topic_routes import TopicRoutes
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.flush_wait import Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
 from skyroute.broker.handlers.access_checks import RequireTopic
+from skyroute.broker.handlers.assignment import AssignmentHandlers
 from skyroute.broker.handlers.broker_admin import BrokerAdminHandlers
 from skyroute.broker.handlers.clients import ClientHandlers
 from skyroute.broker.handlers.consume_status import ConsumeStatusHandlers
@@ -23,6 +25,7 @@ from skyroute.broker.handlers.forwarding import ForwardingHandlers
 from skyroute.broker.handlers.groups import GroupHandlers
 from skyroute.broker.handlers.message_queries import MessageQueryHandlers
 from skyroute.broker.handlers.offsets import OffsetHandlers, bytes_in_memory
+from skyroute.broker.handlers.pop import PopHandlers
 from skyroute.broker.handlers.pull import PullHandlers
 from skyroute.broker.handlers.recall import RecallHandlers
 from skyroute.broker.handlers.replies import ReplyHandlers
@@ -32,7 +35,14 @@ from skyroute.broker.handlers.topics import TopicHandlers
 from skyroute.broker.handlers.transactions import TransactionHandlers
 from skyroute.broker.housekeeping import TABLES_S, Retention, every, save_all
 from skyroute.broker.identity import Identity
+from skyroute.broker.pop.in_flight import InFlight
+from skyroute.broker.pop.long_polling import PopLongPolling
+from skyroute.broker.pop.ordered_queues import OrderedQueues
+from skyroute.broker.pop.popping import Popping
+from skyroute.broker.pop.revival import Revival
+from skyroute.broker.pop.revive_log import ReviveLog
 from skyroute.broker.scheduling.delay_levels import DelayLevels
+from skyroute.broker.scheduling.scheduled_delivery import Alarm
 from skyroute.broker.scheduling.timer_check import TimerCheck
 from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.stats import Stats
@@ -130,6 +140,7 @@ class Components:
         self.appender.use(self.delays, self.timers)
         self.registrar = Registrar(config.name_servers, identity, self.topics, config, clock, tls, signer)
         self.topic_propagation = TopicPropagation(config.name_servers, identity, tls, signer)
+        self.topic_routes = TopicRoutes(config.name_servers, clock.monotonic, tls, signer)
         self.transactions = Transactions(
             self.store,
             self.appender,
@@ -141,6 +152,45 @@ class Components:
             announce=self.registrar.announce,
         )
         self.retention = Retention(self.store, config, clock)
+        self._use_pop(JsonFile(folder / "consumerOrderInfo.json", disk))
+
+    def _use_pop(self, order_file: JsonFile) -> None:
+        now_ms, alarm = self._now_ms, Alarm()
+        self.in_flight = InFlight()
+        self.pop_polling = PopLongPolling(self.clock.monotonic, self.long_polling)
+        self.ordered_queues = OrderedQueues(order_file, self.pop_polling.wake_topic)
+        self.revive_log = ReviveLog(
+            *(self.store, self.appender, self.timers, self.offsets, self.in_flight, self.identity)
+        )
+        self.popping = Popping(
+            self.store,
+            topics=self.topics,
+            offsets=self.offsets,
+            in_flight=self.in_flight,
+            revive_log=self.revive_log,
+            ordered=self.ordered_queues,
+            stats=self.stats,
+            config=self.config,
+            identity=self.identity,
+            now_ms=now_ms,
+            young_bytes=bytes_in_memory(),
+            wake_revival=alarm.set,
+        )
+        self.revival = Revival(
+            self.store,
+            self.appender,
+            self.popping,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            in_flight=self.in_flight,
+            revive_log=self.revive_log,
+            ordered=self.ordered_queues,
+            announce=self.registrar.announce,
+            identity=self.identity,
+            monotonic=self.clock.monotonic,
+            alarm=alarm,
+        )
 
     def _now_ms(self) -> int:
         return int(self.clock.wall() * 1000)
@@ -151,7 +201,7 @@ class Components:
         Raises:
             StorageError: a file is damaged or cannot be read.
         """
-        for table in (self.groups, self.offsets, self.request_modes, self.delays, self.timers):
+        for table in (self.groups, self.offsets, self.request_modes, self.delays, self.timers, self.ordered_queues):
             table.load()
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
@@ -166,6 +216,9 @@ class Components:
         yield self.flushing.run()
         yield self.delays.run()
         yield self.timers.run()
+        yield self.pop_polling.run()
+        if config.timers_enabled:
+            yield self.revival.run()
         yield self.transactions.run()
         yield self.stats.run()
         yield every(SCAN_S, self.client_expiry.scan)
@@ -174,11 +227,17 @@ class Components:
         yield every(TABLES_S, self._save_tables)
 
     async def _save_tables(self) -> None:
-        await save_all([self.topics.table_file, self.groups.table_file, self.request_modes.table_file])
+        self.ordered_queues.clean(self._exist, self._now_ms())
+        tables = self.topics, self.groups, self.request_modes, self.ordered_queues
+        await save_all([table.table_file for table in tables])
+
+    def _exist(self, topic: str, group: str) -> bool:
+        return self.topics.get(topic) is not None and self.groups.get(group) is not None
 
     def on_disconnect(self, connection: int) -> None:
         """Drop the suspended pulls and the clients of a closed connection."""
         self.long_polling.drop(connection)
+        self.pop_polling.drop(connection)
         self.notifications.put(self.clients.drop(connection))
 
     async def close(self) -> None:
@@ -187,6 +246,8 @@ class Components:
         await self.flushing.stop()
         with suppress(StorageError):  # `store.close` raises it again
             self.transactions.write_op_messages()
+            if self.config.timers_enabled:
+                self.popping.close()
             self.store.flush()
         await self._finish_writes()
         with ExitStack() as closing:  # last to first; a failure does not stop the others
@@ -206,7 +267,8 @@ class Components:
 
     @property
     def _table_files(self) -> tuple[TableFile, ...]:
-        return self.topics.table_file, self.groups.table_file, self.offsets.table_file, self.request_modes.table_file
+        tables = self.topics, self.groups, self.offsets, self.request_modes, self.ordered_queues
+        return tuple(table.table_file for table in tables)
 
     async def _finish_writes(self) -> None:
         for table_file in (*self._table_files, self.delays.table_file):
@@ -291,7 +353,21 @@ class Components:
             *(self.store, self.appender, self.topics, self.groups, self.stats, announce, self.config, self.identity),
             require=self._require,
         )
+        pop = PopHandlers(
+            *(self.popping, self.pop_polling, self.store, self.topics, self.groups),
+            *(self.config, self.identity, self.clock),
+            make_recheck=None if self.enforcer is None else self.enforcer.recheck,
+        )
+        assignment = AssignmentHandlers(self.topic_routes, self.clients, self.request_modes)
         return {
+            RequestCode.QUERY_ASSIGNMENT: assignment.query,
+            RequestCode.POP_MESSAGE: pop.pop,
+            RequestCode.ACK_MESSAGE: pop.ack,
+            RequestCode.BATCH_ACK_MESSAGE: pop.batch_ack,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: pop.change,
+            RequestCode.NOTIFICATION: pop.notification,
+            RequestCode.POLLING_INFO: pop.polling_info,
+            RequestCode.PEEK_MESSAGE: pop.peek,
             RequestCode.PULL_MESSAGE: pull.pull,
             RequestCode.LITE_PULL_MESSAGE: pull.pull,
             RequestCode.CONSUMER_SEND_MSG_BACK: send_back.send_back,

@@ -6,7 +6,7 @@ Collected on request. Series by topic or group are bounded by `SERIES_MAX`. Need
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -84,7 +84,7 @@ class BrokerMetrics:
         components = self.components()
         if components is None:
             return
-        for part in (self._flow, self._clients, self._tables, self._store, self._waiting):
+        for part in (self._flow, self._clients, self._tables, self._store, self._waiting, self._pop):
             for family in part(components):
                 yield family
                 await asyncio.sleep(0)  # a thousand samples take a while
@@ -313,6 +313,33 @@ class BrokerMetrics:
         ):
             yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
 
+    def _pop(self, components: Components) -> Iterator[Metric]:
+        popping, revival, revive_log = components.popping, components.revival, components.revive_log
+        yield self._gauge(
+            "skyroute_broker_pop_in_flight_messages",
+            "Popped messages that are not acknowledged",
+            ("consumer_group", "topic"),
+            components.in_flight.counts().items(),
+        )
+        yield self._gauge(
+            "skyroute_broker_pop_waiting", "Pops in long polling", (), [(NO_LABELS, len(components.pop_polling))]
+        )
+        events = {
+            **{"popped": popping.popped, "acked": popping.acked, "acked_late": popping.late_acks},
+            **{"changed": popping.changed, "revived": revival.revived, "dropped": revival.dropped},
+        }
+        yield self._counter("skyroute_broker_pop_messages", "POP messages by event", ("event",), _labelled(events))
+        latency_s = [(NO_LABELS, popping.ack_latency_ms * _MS)]
+        yield self._counter("skyroute_broker_pop_ack_seconds", "Time from pop to acknowledgement", (), latency_s)
+        records = {"check_point": revive_log.check_points_written, "ack": revive_log.acks_written}
+        yield self._counter(
+            "skyroute_broker_pop_records", "Records written to the revive topic", ("kind",), _labelled(records)
+        )
+
+
+def _labelled(numbers: Mapping[str, int]) -> list[tuple[tuple[str], int]]:
+    return [((name,), number) for name, number in numbers.items()]
+
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:
     """Give the lag of every group in every topic in which it has an offset."""
@@ -325,6 +352,9 @@ async def _find_lags(components: Components) -> AsyncIterator[Lag]:
                 pulled = components.offsets.pulled(group, topic, queue_id) or 0
                 messages += behind
                 inflight += min(max(pulled - offset, 0), behind)
+            # The committed offset of a POP group is behind messages in flight, or before them if they are in memory.
+            if popped := components.in_flight.count(group, topic):
+                messages, inflight = messages - inflight + popped, popped
             yield Lag(group, topic, messages, inflight)
         if number % PAIRS_PER_TURN == 0:
             await asyncio.sleep(0)
