@@ -6,7 +6,7 @@ Collected on request. Series by topic or group are bounded by `SERIES_MAX`. Need
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Any, Final, NamedTuple, TypeVar, cast
@@ -324,21 +324,18 @@ class BrokerMetrics:
         yield self._gauge(
             "skyroute_broker_pop_waiting", "Pops in long polling", (), [(NO_LABELS, len(components.pop_polling))]
         )
-        events = {
-            **{"popped": popping.popped, "acked": popping.acked, "acked_late": popping.late_acks},
-            **{"changed": popping.changed, "revived": revival.revived, "dropped": revival.dropped},
-        }
-        yield self._counter("skyroute_broker_pop_messages", "POP messages by event", ("event",), _labelled(events))
-        latency_s = [(NO_LABELS, popping.ack_latency_ms * _MS)]
-        yield self._counter("skyroute_broker_pop_ack_seconds", "Time from pop to acknowledgement", (), latency_s)
-        records = {"check_point": revive_log.check_points_written, "ack": revive_log.acks_written}
-        yield self._counter(
-            "skyroute_broker_pop_records", "Records written to the revive topic", ("kind",), _labelled(records)
-        )
-
-
-def _labelled(numbers: Mapping[str, int]) -> list[tuple[tuple[str], int]]:
-    return [((name,), number) for name, number in numbers.items()]
+        for name, text, number in (
+            ("popped_messages", "Messages popped", popping.popped),
+            ("acked_messages", "Messages acknowledged", popping.acked),
+            ("late_acks", "Acknowledgements without effect", popping.late_acks),
+            ("changed_messages", "Changes of an invisible time", popping.changed),
+            ("revived_messages", "Messages redelivered", revival.revived),
+            ("dropped_messages", "Messages not redelivered", revival.dropped),
+            ("check_points", "Check points written", revive_log.check_points_written),
+            ("acks_written", "Acknowledgements written", revive_log.acks_written),
+            ("ack_seconds", "Time from pop to acknowledgement", popping.ack_latency_ms * _MS),
+        ):
+            yield self._counter(f"skyroute_broker_pop_{name}", text, (), [(NO_LABELS, number)])
 
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:
