@@ -24,11 +24,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from skyroute.errors import SkyrouteError
 from skyroute.pipeline.journal.reading import REJECTS, JournalFrames, split
-from skyroute.pipeline.source.columns import COLUMNS
 
 COMPACT_FROM_FOLDERS: Final = 8
 """Number of folders of one day from which they are compacted."""
-MESSAGE_COLUMNS: Final = ",".join(column.name for column in COLUMNS if column.name not in ("properties", "reject"))
+MESSAGE_COLUMNS: Final = (
+    "topic,broker_name,queue_id,queue_offset,commit_log_offset,born_timestamp,store_timestamp,born_host,tags,keys,flag,"
+    "message_id,reconsume_times,body"
+)
 """The columns of archived messages, as the option `columns` of the source."""
 _BATCHES: Final = re.compile(r"batches=(\d+)-(\d+)")
 _CHECKPOINT: Final = "_checkpoint"
