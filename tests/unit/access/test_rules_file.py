@@ -60,9 +60,6 @@ def test_a_change_by_others_is_seen(file: RulesFile) -> None:
     assert file.has_changed()
     assert file.load().users == {}
     assert not file.has_changed()
-    file.path.unlink()
-    assert file.has_changed()
-    assert file.load() == Rules()
 
 
 def test_a_change_of_the_same_size_is_seen(file: RulesFile) -> None:
