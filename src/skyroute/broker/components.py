@@ -5,11 +5,13 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from skyroute.access.resources import Action
 from skyroute.broker.appender import Appender
 from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import QueueLocks
+from skyroute.broker.cluster.peer_brokers import PeerBrokers
 from skyroute.broker.cluster.registrar import Registrar
 from skyroute.broker.cluster.topic_propagation import TopicPropagation
 from skyroute.broker.cluster.topic_routes import TopicRoutes
@@ -23,6 +25,7 @@ from skyroute.broker.handlers.clients import ClientHandlers
 from skyroute.broker.handlers.consume_status import ConsumeStatusHandlers
 from skyroute.broker.handlers.forwarding import ForwardingHandlers
 from skyroute.broker.handlers.groups import GroupHandlers
+from skyroute.broker.handlers.logical_queues import LogicalQueues
 from skyroute.broker.handlers.message_queries import MessageQueryHandlers
 from skyroute.broker.handlers.offsets import OffsetHandlers, bytes_in_memory
 from skyroute.broker.handlers.pop import PopHandlers
@@ -51,6 +54,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.lost_topics import reconcile_topics, topics_with_queues
+from skyroute.broker.tables.queue_mappings import QueueMappings
 from skyroute.broker.tables.request_modes import RequestModes
 from skyroute.broker.tables.table_file import TableFile
 from skyroute.broker.tables.topics import Topics
@@ -60,7 +64,7 @@ from skyroute.enforcement.enforcer import Enforcer
 from skyroute.files.disk import Disk
 from skyroute.files.errors import StorageError
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import Handler
+from skyroute.remoting.dispatch import Handler, Peer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import client_context
 from skyroute.wire.codes import RequestCode
@@ -99,6 +103,9 @@ class Components:
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = ConsumerOffsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
         self.request_modes = RequestModes(JsonFile(folder / "messageRequestMode.json", disk))
+        self.queue_mappings = QueueMappings(
+            JsonFile(folder / "topicQueueMapping.json", disk), config.broker_name, now_ms
+        )
         self.clients = ConnectedClients()
         self.locks = QueueLocks()
         self.notifications = ChangeNotifications(self.clients, self.groups, config)
@@ -138,7 +145,10 @@ class Components:
             precision_ms=config.timer_precision_ms,
         )
         self.appender.use(self.delays, self.timers)
-        self.registrar = Registrar(config.name_servers, identity, self.topics, config, clock, tls, signer)
+        self.registrar = Registrar(
+            config.name_servers, identity, self.topics, config, clock, tls, signer, self.queue_mappings
+        )
+        self.peers = PeerBrokers(config.name_servers, clock.monotonic, tls, signer)
         self.topic_propagation = TopicPropagation(config.name_servers, identity, tls, signer)
         self.topic_routes = TopicRoutes(config.name_servers, clock.monotonic, tls, signer)
         self.transactions = Transactions(
@@ -150,6 +160,7 @@ class Components:
             config=config,
             identity=identity,
             announce=self.registrar.announce,
+            may_send=self._may_send if self._require is not None else None,
         )
         self.retention = Retention(self.store, config, clock)
         self._use_pop(JsonFile(folder / "consumerOrderInfo.json", disk))
@@ -201,7 +212,8 @@ class Components:
         Raises:
             StorageError: a file is damaged or cannot be read.
         """
-        for table in (self.groups, self.offsets, self.request_modes, self.delays, self.timers, self.ordered_queues):
+        tables = self.groups, self.offsets, self.request_modes, self.queue_mappings, self.ordered_queues
+        for table in (*tables, self.delays, self.timers):
             table.load()
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
@@ -228,7 +240,7 @@ class Components:
 
     async def _save_tables(self) -> None:
         self.ordered_queues.clean(self._exist, self._now_ms())
-        tables = self.topics, self.groups, self.request_modes, self.ordered_queues
+        tables = (self.topics, self.groups, self.request_modes, self.queue_mappings, self.ordered_queues)
         await save_all([table.table_file for table in tables])
 
     def _exist(self, topic: str, group: str) -> bool:
@@ -243,6 +255,7 @@ class Components:
     async def close(self) -> None:
         """Flush everything to the disk, and close the store."""
         await self.topic_propagation.stop()
+        await self.peers.stop()
         await self.flushing.stop()
         with suppress(StorageError):  # `store.close` raises it again
             self.transactions.write_op_messages()
@@ -261,13 +274,15 @@ class Components:
         """Stop as a crash does, without writing."""
         await self.registrar.kill()
         await self.topic_propagation.stop()
+        await self.peers.stop()
         await self.flushing.stop()
         await self._finish_writes()
         self.store.kill()
 
     @property
     def _table_files(self) -> tuple[TableFile, ...]:
-        tables = self.topics, self.groups, self.offsets, self.request_modes, self.ordered_queues
+        changing = (self.offsets, self.ordered_queues)
+        tables = (self.topics, self.groups, self.request_modes, self.queue_mappings, *changing)
         return tuple(table.table_file for table in tables)
 
     async def _finish_writes(self) -> None:
@@ -279,11 +294,15 @@ class Components:
     def handlers(self) -> dict[int, Handler]:
         """Return the handler of each request code. Other codes are not supported."""
         access = {} if self.enforcer is None else self.enforcer.handlers()
-        return {**self._for_producers(), **self._for_consumers(), **self._for_tools(), **access}
+        logical = LogicalQueues(self.queue_mappings, self.peers, self.identity.name)
+        return logical.wrap({**self._for_producers(), **self._for_consumers(), **self._for_tools(), **access})
 
     @property
     def _require(self) -> RequireTopic | None:
         return None if self.enforcer is None or self.enforcer.gate is None else self.enforcer.require
+
+    def _may_send(self, peer: Peer, topic: str) -> bool:
+        return self.enforcer is None or self.enforcer.allows(peer, topic, Action.PUB)
 
     def _for_producers(self) -> dict[int, Handler]:
         announce = self.registrar.announce
@@ -399,6 +418,8 @@ class Components:
         topics = TopicHandlers(
             *(self.topics, self.offsets, self.clients, self.store, self.stats, self.config, announce, now_ms),
             step_runner=self.step_runner,
+            mappings=self.queue_mappings,
+            complete_pulls=self.long_polling.complete_queue,
         )
         groups = GroupHandlers(
             self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.step_runner
@@ -407,6 +428,7 @@ class Components:
             *(self.offsets, self.topics, self.groups, self.clients, self.store),
             *(self.stats, self.config, self.identity, now_ms, self.long_polling.wake_queue),
             step_runner=self.step_runner,
+            mappings=self.queue_mappings,
         )
         queries = MessageQueryHandlers(
             self.store, self.topics, self.clients, self.config, self.step_runner, self.clock.monotonic, self._require
@@ -418,6 +440,7 @@ class Components:
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
             RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: topics.update_many,
+            RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC: topics.update_static,
             RequestCode.GET_ALL_TOPIC_CONFIG: topics.all,
             RequestCode.GET_TOPIC_CONFIG: topics.get,
             RequestCode.DELETE_TOPIC_IN_BROKER: topics.delete,

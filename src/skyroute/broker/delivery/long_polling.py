@@ -140,13 +140,16 @@ class WaitingRequests(Generic[Q]):
 
     def _time_out(self, tick: int) -> Iterator[None]:
         try:
-            for pull in list(self._by_tick.get(tick, ())):  # empty if all were completed since
-                if pull.waits:
-                    self._remove(pull)
-                    pull.answer.give(_or_error(pull.time_out))
-                yield
+            yield from self._complete(list(self._by_tick.get(tick, ())))  # empty if all were completed since
         finally:
             self._expiring.remove(tick)
+
+    def _complete(self, pulls: Iterable[SuspendedRequest[Q]]) -> Iterator[None]:
+        for pull in pulls:
+            if pull.waits:
+                self._remove(pull)
+                pull.answer.give(_or_error(pull.time_out))
+            yield
 
     def drop(self, connection: int) -> None:
         """Drop the pulls of a closed connection."""
@@ -230,6 +233,10 @@ class LongPolling(WaitingRequests[tuple[str, int]]):
     def wake_queue(self, topic: str, queue_id: int) -> None:
         """Check the pulls of one queue again."""
         self.check((topic, queue_id))
+
+    def complete_queue(self, topic: str, queue_id: int) -> None:
+        """Respond to the pulls of one queue as if their timeout were over."""
+        self._begin([self._complete(self._pulls((topic, queue_id)))])
 
 
 def _or_error(call: Callable[[], R]) -> R | Response:
