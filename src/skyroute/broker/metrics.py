@@ -84,7 +84,7 @@ class BrokerMetrics:
         components = self.components()
         if components is None:
             return
-        for part in (self._flow, self._clients, self._tables, self._store, self._waiting):
+        for part in (self._flow, self._clients, self._tables, self._store, self._waiting, self._replication):
             for family in part(components):
                 yield family
                 await asyncio.sleep(0)  # a thousand samples take a while
@@ -312,6 +312,29 @@ class BrokerMetrics:
             ("rocketmq_timer_enqueue_lag", "Timer messages that are not in the timer wheel yet", timers_behind),
         ):
             yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
+
+    def _replication(self, components: Components) -> Iterator[Metric]:
+        slave = components.ha_slave
+        if slave is not None:
+            for name, text, number in (
+                ("connected", "1 if the master sends its log to this slave", int(slave.is_connected)),
+                ("lag_bytes", "Bytes of the master's log that this slave lacks", slave.behind_bytes),
+            ):
+                yield self._gauge(f"skyroute_broker_slave_{name}", text, (), [(NO_LABELS, number)])
+            return
+        slaves = components.ha_master.slaves()
+        yield self._gauge(
+            "skyroute_broker_in_sync_replicas",
+            "Brokers of the group in sync; the master counts",
+            (),
+            [(NO_LABELS, 1 + sum(each.in_sync for each in slaves))],
+        )
+        for name, text, numbers in (
+            ("lag_bytes", "Bytes of the log that a slave has not acknowledged", [each.behind_bytes for each in slaves]),
+            ("lag_seconds", "Time since a slave last had the whole log", [each.behind_s for each in slaves]),
+        ):
+            found = [((each.address,), number) for each, number in zip(slaves, numbers, strict=True)]
+            yield self._gauge(f"skyroute_broker_replica_{name}", text, ("slave",), found)
 
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:

@@ -12,6 +12,7 @@ import pytest
 from skyroute.broker.broker import Broker
 from skyroute.broker.replication import slave as slave_module
 from skyroute.broker.replication.master import SLAVES_MAX
+from skyroute.broker.replication.slave import HaSlave
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.clock import SystemClock
 from skyroute.wire.calls.replication import decode_replication_status
@@ -44,6 +45,11 @@ async def start_slave(cluster: Cluster, number: int = 1, **settings: Any) -> Bro
 
 def store_of(broker: Broker) -> MessageStore:
     return broker.components.store
+
+
+def slave_of(broker: Broker) -> HaSlave:
+    assert broker.components.ha_slave is not None
+    return broker.components.ha_slave
 
 
 def checksum(store: MessageStore, start: int, end: int) -> str:
@@ -141,16 +147,16 @@ async def test_a_slave_that_is_ahead_refuses_and_keeps_its_log(empty_cluster: Cl
     master = await start_master(empty_cluster, store_path=str(empty_cluster.folder / "other"))
     await empty_cluster.add_topic("T", 2)
     await fill(await empty_cluster.line(address=master.address), 5)
-    await eventually(lambda: "behind the master's" in (slave.components.ha_slave.refusal or ""))
+    await eventually(lambda: "behind the master's" in (slave_of(slave).refusal or ""))
     await fill(await empty_cluster.line(address=master.address), 60)
-    await eventually(lambda: "another history" in (slave.components.ha_slave.refusal or ""))
+    await eventually(lambda: "another history" in (slave_of(slave).refusal or ""))
     assert store_of(slave).max_position == end
     assert checksum(store_of(slave), 0, end) == before
 
 
 async def test_a_slave_with_files_of_another_size_refuses(empty_cluster: Cluster, master: Broker) -> None:
     slave = await start_slave(empty_cluster, commit_log_file_bytes=2 * FILE_BYTES)
-    await eventually(lambda: "set the same value" in (slave.components.ha_slave.refusal or ""))
+    await eventually(lambda: "set the same value" in (slave_of(slave).refusal or ""))
     assert store_of(slave).max_position == 0
 
 
@@ -200,7 +206,7 @@ async def test_a_slave_with_reads_serves_messages_and_sends_consumers_back_to_th
     answer = await line.call(pull("T", 9_000, flag=6))
     assert (answer.code, answer.fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "9000")
     await empty_cluster.stop(master)
-    await eventually(lambda: not slave.components.ha_slave.is_connected)
+    await eventually(lambda: not slave_of(slave).is_connected)
     answer = await line.call(pull("T", 2, flag=6, suspend_ms=10))
     assert answer.code == ResponseCode.PULL_NOT_FOUND
 

@@ -41,6 +41,8 @@ class SlaveState(NamedTuple):
     acked: int
     sent: int
     behind_bytes: int
+    behind_s: float
+    """Time since it last had the whole log; 0 if it has."""
     in_sync: bool
     bytes_per_s: int
 
@@ -57,7 +59,7 @@ class _SlaveLine:
         """End of the slave's log; -1 before its first report."""
         self.position = -1
         """The next byte to send."""
-        self.opened_at = self.read_at = self.wrote_at = now
+        self.opened_at = self.read_at = self.wrote_at = self.caught_up_at = now
         self.second = (now, 0)
         """Start of the current second, and bytes sent in it."""
         self.bytes_per_s = 0
@@ -112,6 +114,8 @@ class _SlaveLine:
             self.close(f"the slave reports {reported}, and only {self.position} was sent to it")
             return
         self.acked = max(self.acked, reported)
+        if self.acked >= store.max_position:
+            self.caught_up_at = self.read_at
         self.master.acknowledged()
         self.plan()
 
@@ -363,10 +367,13 @@ class HaMaster:
 
     def slaves(self) -> list[SlaveState]:
         """Return all slaves, each once."""
-        end, gap = self.store.max_position, self.config.ha_max_gap_bytes
+        end, gap, now = self.store.max_position, self.config.ha_max_gap_bytes, self.clock.monotonic()
         return [
             SlaveState(
-                line.address, line.acked, line.position, end - line.acked, end - line.acked < gap, line.bytes_per_s
+                *(line.address, line.acked, line.position, end - line.acked),
+                behind_s=now - line.caught_up_at if line.acked < end else 0.0,
+                in_sync=end - line.acked < gap,
+                bytes_per_s=line.bytes_per_s,
             )
             for line in self._counted()
         ]

@@ -99,6 +99,11 @@ class HaSlave:
         """Whether the master sends."""
         return self.state is HaState.TRANSFER
 
+    @property
+    def behind_bytes(self) -> int:
+        """How far this log is behind the master's, as far as this slave knows it."""
+        return max(self.master_end - self._store.max_position, 0)
+
     def set_master(self, address: str | None, ha_address: str | None) -> None:
         """Note the addresses of the master; None if it is away."""
         if address and address != self.master_address:
