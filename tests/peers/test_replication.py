@@ -37,6 +37,8 @@ PAIRS = {
 }
 CAUGHT_UP_S = 60.0
 """Apache's slave reports first after five seconds, and waits five seconds before each new connection."""
+START_S = 240.0
+"""On a busy machine, Apache's broker takes minutes to start."""
 KILLS = int(os.environ.get("SKYROUTE_KILLS", "3"))
 """Kills of a master under load; 20 on demand."""
 
@@ -59,6 +61,8 @@ class Pair:
         config = SETTINGS | settings
         self.master: ApacheBroker = of_master(name, folder / "master", [names.address], config=config)
         self.slave: ApacheBroker = of_slave(name, folder / "slave", [names.address], broker_id=1, config=config)
+        for broker in (self.master, self.slave):
+            broker._start_timeout_s = START_S
         stack.callback(self.master.kill)
         stack.callback(self.slave.kill)
 

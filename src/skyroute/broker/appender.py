@@ -206,5 +206,5 @@ class Appender:
         self.when_durable(appended.log_end, complete)
         outcome = await durable
         if outcome is not Flushed.DONE:
-            reason = outcome.name.lower().replace("_", " ")
+            reason = "not on enough slaves" if outcome is Flushed.NOT_REPLICATED else f"flush {outcome.name.lower()}"
             raise FileWriteError(f"record at {appended.log_position} is not durable: {reason}")

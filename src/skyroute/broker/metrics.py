@@ -315,26 +315,22 @@ class BrokerMetrics:
 
     def _replication(self, components: Components) -> Iterator[Metric]:
         slave = components.ha_slave
-        if slave is not None:
-            for name, text, number in (
-                ("connected", "1 if the master sends its log to this slave", int(slave.is_connected)),
-                ("lag_bytes", "Bytes of the master's log that this slave lacks", slave.behind_bytes),
-            ):
-                yield self._gauge(f"skyroute_broker_slave_{name}", text, (), [(NO_LABELS, number)])
-            return
-        slaves = components.ha_master.slaves()
-        yield self._gauge(
-            "skyroute_broker_in_sync_replicas",
-            "Brokers of the group in sync; the master counts",
-            (),
-            [(NO_LABELS, 1 + sum(each.in_sync for each in slaves))],
-        )
-        for name, text, numbers in (
-            ("lag_bytes", "Bytes of the log that a slave has not acknowledged", [each.behind_bytes for each in slaves]),
-            ("lag_seconds", "Time since a slave last had the whole log", [each.behind_s for each in slaves]),
+        for name, text, number in (
+            ("connected", "1 if the master sends its log to this slave", slave is not None and slave.is_connected),
+            (
+                "lag_bytes",
+                "Bytes of the master's log that this slave lacks",
+                0 if slave is None else slave.behind_bytes,
+            ),
         ):
-            found = [((each.address,), number) for each, number in zip(slaves, numbers, strict=True)]
-            yield self._gauge(f"skyroute_broker_replica_{name}", text, ("slave",), found)
+            yield self._gauge(f"skyroute_broker_slave_{name}", text, (), [(NO_LABELS, int(number))])
+        slaves = components.ha_master.slaves()
+        for name, text, number in (
+            ("in_sync_replicas", "Brokers of the group in sync; the master counts", components.ha_master.in_sync),
+            ("replica_lag_bytes", "Largest lag of a slave in bytes", max((s.behind_bytes for s in slaves), default=0)),
+            ("replica_lag_seconds", "Largest lag of a slave in seconds", max((s.behind_s for s in slaves), default=0)),
+        ):
+            yield self._gauge(f"skyroute_broker_{name}", text, (), [(NO_LABELS, number)])
 
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:

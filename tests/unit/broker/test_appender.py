@@ -186,7 +186,7 @@ async def test_a_send_fails_if_its_flush_is_late_or_fails(tmp_path: Path, outcom
         forgetful.fails = True
         safe = room.appender.until_durable(room.appender.put(draft()))
         assert safe is not None
-        with pytest.raises(FileWriteError, match=f"record at 0 is not on the disk: flush {text}"):
+        with pytest.raises(FileWriteError, match=f"record at 0 is not durable: flush {text}"):
             await safe
         stuck.unblock()
         await room.flushing.stop()
