@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
+from skyroute.access.resources import Action
 from skyroute.broker.appender import Appender
 from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
@@ -176,6 +177,7 @@ class Components:
             config=config,
             identity=identity,
             announce=self.registrar.announce,
+            may_send=self._may_send if self._require is not None else None,
         )
         self.retention = Retention(self.store, config, clock)
         self._log_end_at_start = self.store.max_position
@@ -336,6 +338,9 @@ class Components:
     @property
     def _require(self) -> RequireTopic | None:
         return None if self.enforcer is None or self.enforcer.gate is None else self.enforcer.require
+
+    def _may_send(self, peer: Peer, topic: str) -> bool:
+        return self.enforcer is None or self.enforcer.allows(peer, topic, Action.PUB)
 
     def _for_producers(self) -> dict[int, Handler]:
         announce = self.registrar.announce
