@@ -325,12 +325,12 @@ class BrokerMetrics:
         ):
             yield self._gauge(f"skyroute_broker_slave_{name}", text, (), [(NO_LABELS, int(number))])
         slaves = components.ha_master.slaves()
-        for name, text, number in (
+        for name, text, value in (
             ("in_sync_replicas", "Brokers of the group in sync; the master counts", components.ha_master.in_sync),
             ("replica_lag_bytes", "Largest lag of a slave in bytes", max((s.behind_bytes for s in slaves), default=0)),
             ("replica_lag_seconds", "Largest lag of a slave in seconds", max((s.behind_s for s in slaves), default=0)),
         ):
-            yield self._gauge(f"skyroute_broker_{name}", text, (), [(NO_LABELS, number)])
+            yield self._gauge(f"skyroute_broker_{name}", text, (), [(NO_LABELS, value)])
 
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:
