@@ -84,7 +84,8 @@ class BrokerMetrics:
         components = self.components()
         if components is None:
             return
-        for part in (self._flow, self._clients, self._tables, self._store, self._waiting, self._pop):
+        parts = (self._flow, self._clients, self._tables, self._store, self._waiting, self._pop, self._replication)
+        for part in parts:
             for family in part(components):
                 yield family
                 await asyncio.sleep(0)  # a thousand samples take a while
@@ -336,6 +337,25 @@ class BrokerMetrics:
             ("ack_seconds", "Time from pop to acknowledgement", popping.ack_latency_ms * _MS),
         ):
             yield self._counter(f"skyroute_broker_pop_{name}", text, (), [(NO_LABELS, number)])
+
+    def _replication(self, components: Components) -> Iterator[Metric]:
+        slave = components.ha_slave
+        for name, text, number in (
+            ("connected", "1 if the master sends its log to this slave", slave is not None and slave.is_connected),
+            (
+                "lag_bytes",
+                "Bytes of the master's log that this slave lacks",
+                0 if slave is None else slave.behind_bytes,
+            ),
+        ):
+            yield self._gauge(f"skyroute_broker_slave_{name}", text, (), [(NO_LABELS, int(number))])
+        slaves = components.ha_master.slaves()
+        for name, text, value in (
+            ("in_sync_replicas", "Brokers of the group in sync; the master counts", components.ha_master.in_sync),
+            ("replica_lag_bytes", "Largest lag of a slave in bytes", max((s.behind_bytes for s in slaves), default=0)),
+            ("replica_lag_seconds", "Largest lag of a slave in seconds", max((s.behind_s for s in slaves), default=0)),
+        ):
+            yield self._gauge(f"skyroute_broker_{name}", text, (), [(NO_LABELS, value)])
 
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:

@@ -155,6 +155,7 @@ class PopHandlers:
         Raises:
             RefusedError: it is refused.
         """
+        self._check_master()
         if not self.config.broker_permission & _READ:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{self._ip}] pop message is forbidden")
         if not 0 < question.count_max <= POP_COUNT_MAX:
@@ -179,6 +180,13 @@ class PopHandlers:
         return topic, subscription_filter(
             topic.name, kind, expression, by_properties=self.config.property_filter_enabled
         )
+
+    def _check_master(self) -> None:
+        if self.config.is_slave:
+            raise RefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"{self.identity.name} id={self.identity.broker_id} is a slave: pop at its master",
+            )
 
     def _check_invisible(self, invisible_ms: int) -> None:
         longest_ms = self.config.timer_delay_max_s * 1000
@@ -228,6 +236,7 @@ class PopHandlers:
         return Response()
 
     def _check_receipt(self, ack: Ack) -> None:
+        self._check_master()
         self._topic(ack.topic, ack.queue_id, ResponseCode.MESSAGE_ILLEGAL)
         if ack.receipt.broker_name != self.identity.name:
             raise RefusedError(
@@ -246,6 +255,7 @@ class PopHandlers:
 
     def batch_ack(self, request: Request, _peer: Peer) -> Response:
         """Acknowledge many messages."""
+        self._check_master()
         acks = decode_batch_ack(request)
         if not any(ack.offsets for ack in acks):
             raise RefusedError(ResponseCode.NO_MESSAGE, "the request acknowledges no message")

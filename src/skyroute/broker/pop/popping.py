@@ -1,5 +1,6 @@
 """Pops messages, acknowledges them, and changes their invisible time."""
 
+import logging
 import random
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -41,6 +42,8 @@ from skyroute.wire.calls.pop import (
 )
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
 
 RETRY_FIRST_SHARE: Final = 0.2
 """Share of the pops that read the retry topic first."""
@@ -469,7 +472,10 @@ class Popping:
             StorageError: some could not be written; their messages are popped again after the next start.
         """
         for batch in self._in_flight.in_memory():
-            self._revive_log.write_check_point(batch)
+            try:
+                self._revive_log.write_check_point(batch)
+            except RefusedError as error:
+                log.warning("check point not written batch=%r reason=%s", batch, error)
             self.commit(*batch.key[:3])
         while self._revive_log.follow():
             pass
