@@ -1,9 +1,10 @@
 """The components of a broker, and the handler of each request code."""
 
 import logging
+import ssl
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, Final
 
 from skyroute.access.resources import Action
 from skyroute.broker.appender import Appender
@@ -28,6 +29,7 @@ from skyroute.broker.handlers.message_queries import MessageQueryHandlers
 from skyroute.broker.handlers.offsets import OffsetHandlers, bytes_in_memory
 from skyroute.broker.handlers.pull import PullHandlers
 from skyroute.broker.handlers.recall import RecallHandlers
+from skyroute.broker.handlers.replication import ReplicationHandlers
 from skyroute.broker.handlers.replies import ReplyHandlers
 from skyroute.broker.handlers.send import SendHandlers
 from skyroute.broker.handlers.send_back import SendBackHandlers
@@ -35,10 +37,15 @@ from skyroute.broker.handlers.topics import TopicHandlers
 from skyroute.broker.handlers.transactions import TransactionHandlers
 from skyroute.broker.housekeeping import TABLES_S, Retention, every, save_all
 from skyroute.broker.identity import Identity
+from skyroute.broker.replication.acknowledgement import Acknowledgement
+from skyroute.broker.replication.master import HaMaster
+from skyroute.broker.replication.metadata_sync import MetadataSync
+from skyroute.broker.replication.slave import HaSlave
 from skyroute.broker.scheduling.delay_levels import DelayLevels
 from skyroute.broker.scheduling.timer_check import TimerCheck
 from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.stats import Stats
+from skyroute.broker.store.errors import StoreClosedError
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
@@ -54,12 +61,32 @@ from skyroute.enforcement.enforcer import Enforcer
 from skyroute.files.disk import Disk
 from skyroute.files.errors import StorageError
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import Handler, Peer
+from skyroute.remoting.dispatch import Answer, Handler, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.signing import Signer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import client_context
-from skyroute.wire.codes import RequestCode
+from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.command import Request
 
 log = logging.getLogger(__name__)
+
+_NOT_ON_SLAVES: Final = (
+    RequestCode.SEND_MESSAGE,
+    RequestCode.SEND_MESSAGE_V2,
+    RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+    RequestCode.RECALL_MESSAGE,
+    RequestCode.END_TRANSACTION,
+    RequestCode.RESUME_CHECK_HALF_MESSAGE,
+    RequestCode.CONSUMER_SEND_MSG_BACK,
+)
+"""Requests that write messages."""
+
+
+def _refuse_on_slave(_request: Request, _peer: Peer) -> Answer:
+    raise RefusedError(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST] this broker is a slave: ask its master")
 
 
 class Components:
@@ -113,6 +140,7 @@ class Components:
             now_ms=now_ms(),
             disk=disk,
             is_batch_topic=self.topics.is_batch_topic,
+            follows=config.is_slave,
         )
         self.flushing = Flushing(
             self.store,
@@ -152,6 +180,39 @@ class Components:
             may_send=self._may_send if self._require is not None else None,
         )
         self.retention = Retention(self.store, config, clock)
+        self._log_end_at_start = self.store.max_position
+        self.ha_master = HaMaster(self.store, config, clock)
+        self.ha_master.on_lines_change = self._send_new_messages
+        self.acknowledgement = Acknowledgement(self.ha_master, config)
+        if config.is_sync_master:
+            self.appender.use_replicas(self.acknowledgement.wait_for, self.acknowledgement.check)
+        self.ha_slave: HaSlave | None = None
+        self.metadata_sync: MetadataSync | None = None
+        if config.is_slave:
+            self._follow(tls, signer)
+
+    def _follow(self, tls: ssl.SSLContext | None, signer: Signer | None) -> None:
+        self.appender.refusal = StoreClosedError(f"{self.config.broker_name} is a slave, and writes nothing itself")
+        self.ha_slave = slave = HaSlave(
+            self.store, self.config, self.clock, tls=tls, signer=signer, on_arrived=self._on_arrived
+        )
+        self.metadata_sync = MetadataSync(
+            *(self.topics, self.groups, self.offsets, self.request_modes, self.delays, self.timers, self.clock),
+            announce=self.registrar.announce,
+            master_address=lambda: slave.master_address,
+            tls=tls,
+            signer=signer,
+        )
+        self.registrar.on_reply = lambda reply: slave.set_master(reply.master_address, reply.master_ha_address)
+
+    def _send_new_messages(self, has_slaves: bool) -> None:  # noqa: FBT001 - a callback has no keywords
+        self.appender.on_append = self.ha_master.appended if has_slaves else None
+
+    def _on_arrived(self, arrived: dict[tuple[str, int], None]) -> None:
+        for topic, queue_id in arrived:
+            self.long_polling.arrived(topic, queue_id)
+        if self.metadata_sync is not None:
+            self.metadata_sync.note_arrived(arrived)
 
     def _now_ms(self) -> int:
         return int(self.clock.wall() * 1000)
@@ -162,22 +223,31 @@ class Components:
         Raises:
             StorageError: a file is damaged or cannot be read.
         """
-        for table in (self.groups, self.offsets, self.request_modes, self.queue_mappings, self.delays, self.timers):
+        for table in (self.groups, self.offsets, self.request_modes, self.queue_mappings):
             table.load()
+        if self.ha_slave is None:
+            self.delays.load()
+            self.timers.load()
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
             log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
-        reconcile_topics(self.topics, self.store, self._had_queues)
-        self.transactions.load()
+        if self.ha_slave is None:
+            reconcile_topics(self.topics, self.store, self._had_queues)
+            self.transactions.load()
 
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Give the background tasks."""
         config = self.config
         yield self.long_polling.run()
         yield self.flushing.run()
-        yield self.delays.run()
-        yield self.timers.run()
-        yield self.transactions.run()
+        if self.ha_slave is not None and self.metadata_sync is not None:
+            yield self.ha_slave.run()
+            yield self.metadata_sync.run()
+        else:
+            yield self.delays.run()
+            yield self.timers.run()
+            yield self.transactions.run()
+            yield self.ha_master.run()
         yield self.stats.run()
         yield every(SCAN_S, self.client_expiry.scan)
         yield every(config.retention_interval_s, self.retention.clean)
@@ -199,13 +269,17 @@ class Components:
         await self.peers.stop()
         await self.flushing.stop()
         with suppress(StorageError):  # `store.close` raises it again
-            self.transactions.write_op_messages()
+            if self.ha_slave is None:
+                self.transactions.write_op_messages()
             self.store.flush()
         await self._finish_writes()
         with ExitStack() as closing:  # last to first; a failure does not stop the others
             closing.callback(self.store.close)
-            closing.callback(self.timers.close)
-            closing.callback(self.delays.close)
+            if self.ha_slave is None:
+                closing.callback(self.timers.close)
+                closing.callback(self.delays.close)
+            else:  # the progress is the master's
+                closing.callback(self.delays.table_file.save_now)
             for table_file in self._table_files:
                 closing.callback(table_file.save_now)
 
@@ -233,7 +307,33 @@ class Components:
         """Return the handler of each request code. Other codes are not supported."""
         access = {} if self.enforcer is None else self.enforcer.handlers()
         logical = LogicalQueues(self.queue_mappings, self.peers, self.identity.name)
-        return logical.wrap({**self._for_producers(), **self._for_consumers(), **self._for_tools(), **access})
+        handlers = logical.wrap({**self._for_producers(), **self._for_consumers(), **self._for_tools(), **access})
+        handlers |= self._for_group()
+        if self.ha_slave is not None:
+            handlers |= dict.fromkeys(_NOT_ON_SLAVES, _refuse_on_slave)
+            for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
+                handlers[code] = self._refuse_pulls(handlers[code])
+        return handlers
+
+    def _refuse_pulls(self, handler: Handler) -> Handler:
+        def pull(request: Request, peer: Peer) -> Answer:
+            return handler(request, peer) if self.config.slave_read_enabled else _refuse_on_slave(request, peer)
+
+        return pull
+
+    def _for_group(self) -> dict[int, Handler]:
+        replication = ReplicationHandlers(
+            *(self.store, self.timers, self.identity, self.ha_master, self.ha_slave),
+            ha_address=lambda: self.registrar.ha_address,
+            log_end_at_start=self._log_end_at_start,
+        )
+        return {
+            RequestCode.GET_BROKER_HA_STATUS: replication.status,
+            RequestCode.EXCHANGE_BROKER_HA_INFO: replication.exchange,
+            RequestCode.RESET_MASTER_FLUSH_OFFSET: replication.reset_flush_offset,
+            RequestCode.GET_TIMER_CHECK_POINT: replication.timer_check_point,
+            RequestCode.GET_TIMER_METRICS: replication.timer_metrics,
+        }
 
     @property
     def _require(self) -> RequireTopic | None:
@@ -273,6 +373,7 @@ class Components:
 
     def _for_consumers(self) -> dict[int, Handler]:
         announce = self.registrar.announce
+        slave = self.ha_slave
         pull = PullHandlers(
             self.store,
             long_polling=self.long_polling,
@@ -285,6 +386,7 @@ class Components:
             identity=self.identity,
             monotonic=self.clock.monotonic,
             make_recheck=None if self.enforcer is None else self.enforcer.recheck,
+            has_master=None if self.ha_slave is None else lambda: slave is not None and slave.is_connected,
         )
         clients = ClientHandlers(
             *(

@@ -84,7 +84,7 @@ class BrokerMetrics:
         components = self.components()
         if components is None:
             return
-        for part in (self._flow, self._clients, self._tables, self._store, self._waiting):
+        for part in (self._flow, self._clients, self._tables, self._store, self._waiting, self._replication):
             for family in part(components):
                 yield family
                 await asyncio.sleep(0)  # a thousand samples take a while
@@ -312,6 +312,25 @@ class BrokerMetrics:
             ("rocketmq_timer_enqueue_lag", "Timer messages that are not in the timer wheel yet", timers_behind),
         ):
             yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
+
+    def _replication(self, components: Components) -> Iterator[Metric]:
+        slave = components.ha_slave
+        for name, text, number in (
+            ("connected", "1 if the master sends its log to this slave", slave is not None and slave.is_connected),
+            (
+                "lag_bytes",
+                "Bytes of the master's log that this slave lacks",
+                0 if slave is None else slave.behind_bytes,
+            ),
+        ):
+            yield self._gauge(f"skyroute_broker_slave_{name}", text, (), [(NO_LABELS, int(number))])
+        slaves = components.ha_master.slaves()
+        for name, text, value in (
+            ("in_sync_replicas", "Brokers of the group in sync; the master counts", components.ha_master.in_sync),
+            ("replica_lag_bytes", "Largest lag of a slave in bytes", max((s.behind_bytes for s in slaves), default=0)),
+            ("replica_lag_seconds", "Largest lag of a slave in seconds", max((s.behind_s for s in slaves), default=0)),
+        ):
+            yield self._gauge(f"skyroute_broker_{name}", text, (), [(NO_LABELS, value)])
 
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:

@@ -1,5 +1,6 @@
 """Pull requests, with long polling."""
 
+import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -20,7 +21,7 @@ from skyroute.message.reserved_topics import retry_topic
 from skyroute.message.tags import parse_tag_expression
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.routing.topology import Permission
+from skyroute.routing.topology import MASTER_ID, Permission
 from skyroute.wire.calls.clients import MessageModel, Subscription
 from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.calls.offsets import NO_MIN_OFFSET
@@ -127,7 +128,9 @@ class PullHandlers:
         identity: Identity,
         monotonic: Callable[[], float],
         make_recheck: MakeRecheck | None = None,
+        has_master: Callable[[], bool] | None = None,
     ) -> None:
+        """`has_master` is given on a slave: whether its master sends to it."""
         self._store = store
         self._long_polling = long_polling
         self._topics = topics
@@ -139,6 +142,8 @@ class PullHandlers:
         self._identity = identity
         self._monotonic = monotonic
         self._make_recheck = make_recheck
+        self._has_master = has_master
+        self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def pull(self, request: Request, peer: Peer) -> Answer:
         """Return messages of a queue, or suspend the pull until there are some."""
@@ -146,9 +151,12 @@ class PullHandlers:
         accepted = self.admit(question, request.code, peer)
         if isinstance(accepted, Response):
             return accepted
-        if question.commit_offset is not None:
+        if question.commit_offset is not None and self._has_master is None:
             self._offsets.commit(question.group, question.topic, question.queue_id, question.commit_offset)
         read = self.read(question, question.offset, accepted)
+        if self._has_master is not None and read.status is not PullStatus.FOUND and self._has_master():
+            # The master may have more: the consumer asks it at once.
+            return self.respond(question, read._replace(status=PullStatus.NO_MATCHED_MESSAGE))
         if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._long_polling.is_full:
             config = self._config
             wait_ms = question.suspend_ms if config.long_polling_enabled else config.short_polling_ms
@@ -249,6 +257,9 @@ class PullHandlers:
                 status = PullStatus.OFFSET_ILLEGAL
             if self._topics.is_batch_topic(topic):
                 found = found._replace(min_offset=NO_MIN_OFFSET)
+        if status is PullStatus.OFFSET_ILLEGAL and self._has_master is not None:
+            # Only the master knows which offsets are wrong: a slave may lag, and may have begun later.
+            return _Read(PullStatus.NO_NEW_MESSAGE, remark, found._replace(next_offset=offset))
         return _Read(status, remark, found)
 
     def _within_search_time(self) -> Callable[[], bool]:
@@ -268,10 +279,20 @@ class PullHandlers:
             found.next_offset,
             found.min_offset,
             found.max_offset,
+            self._suggested_broker(found, group_config),
             topic_sys_flag=None if topic_config is None else topic_config.sys_flag,
             group_sys_flag=None if group_config is None else group_config.sys_flag,
         )
         return encode_pull_answer(answer, read.remark, found.chunks)
+
+    def _suggested_broker(self, found: QueueRead, group: GroupConfig | None) -> int:
+        """Return the broker id to pull from next: a slave's for messages that are no longer in memory."""
+        if not self._config.slave_read_enabled or group is None:
+            return MASTER_ID
+        memory_bytes = self._memory_bytes * self._config.memory_share
+        if found.last_position >= 0 and self._store.max_position - found.last_position > memory_bytes:
+            return group.broker_id_when_slow
+        return group.broker_id
 
 
 def _subscription_of(question: PullQuestion) -> Subscription:

@@ -166,6 +166,20 @@ class Timers:
         self._read_end = progress.oldest if progress.is_ours else 0
 
     @property
+    def check_point(self) -> bytes:
+        """The saved progress, as a slave asks for it."""
+        return self._check.shared
+
+    def take_over(self, check_point: bytes) -> None:
+        """Save the progress of a master, for a later `load`. Nothing may be delivered here meanwhile.
+
+        Raises:
+            FileWriteError: the write failed.
+            StoreDamagedError: it is invalid.
+        """
+        self._check.take_over(check_point)
+
+    @property
     def _delay_max_ms(self) -> int:
         return self._delay_max_s() * 1000
 
