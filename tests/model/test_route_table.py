@@ -13,7 +13,7 @@ The model keeps flat tables, works on a copy, and looks at everything on every c
    where it was a registration, there is another broker to tell.
 6. A body that the table remembers is no news: taking it again would change no topic, ban, mapping or filter server.
 7. A refused or superseded registration changes nothing at all.
-8. Of the brokers that leave one connection in one step, only the last may call it idle, and does so if nobody is left.
+8. Of the brokers that leave one connection in one step, only the last may call it idle, if no broker is left.
 9. A table that is written to a snapshot at any moment, and restored from it, is the same one to all who ask, and its
    events build the same mirror from nothing. Its brokers are unconfirmed until they are heard from, and go with a cause
    of their own if they are not; a single topic of a newer edition does not make that edition known.

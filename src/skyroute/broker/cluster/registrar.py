@@ -4,13 +4,15 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
+from skyroute.broker.tables.queue_mappings import QueueMappings
 from skyroute.broker.tables.topics import Topics
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
@@ -18,8 +20,9 @@ from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.remoting.signing import Signer
 from skyroute.routing.registration import Registration, TopicTable
-from skyroute.routing.topology import Permission, QueueSettings
+from skyroute.routing.topology import Permission, QueueSettings, StaticMapping
 from skyroute.wire.calls.registration import (
+    RegistrationReply,
     Unregistration,
     decode_registration_reply,
     decode_version_reply,
@@ -105,8 +108,10 @@ class Registrar:
         clock: Clock,
         tls: ssl.SSLContext | None = None,
         signer: Signer | None = None,
+        mappings: QueueMappings | None = None,
     ) -> None:
         self._identity = identity
+        self._mappings = mappings
         self._topics = topics
         self._config = config
         self._clock = clock
@@ -119,6 +124,10 @@ class Registrar:
         self._encoding = asyncio.Lock()
         self._next_beat_at = -math.inf
         self._stopped = False
+        self.ha_address: str | None = None
+        """Where slaves connect to; None if no port for them is open."""
+        self.on_reply: Callable[[RegistrationReply], None] | None = None
+        """Called with every response to a registration, which has the addresses of the group's master."""
         self.has_registered = False
         """At least one registration succeeded."""
 
@@ -276,7 +285,7 @@ class Registrar:
             response = await self._call(channel, await self._full_registration())
             if response.code != ResponseCode.SUCCESS:
                 raise RefusedError(response.code, response.remark or "no remark")
-            self._topics.mark_ordered(decode_registration_reply(response).ordered_topics)
+            self._accept_reply(response)
         self._note_success(server)
 
     async def _announce_topics(self, channel: Channel, topics: Iterable[TopicConfig]) -> bool:
@@ -285,7 +294,8 @@ class Registrar:
         Return False if the name server refuses. It then has forgotten us, or is of 4.x and does not know 217.
         """
         narrowed = self._limited(topics)
-        if self._config.register_single_topics:
+        mappings = self._summaries(narrowed)
+        if self._config.register_single_topics and not mappings:  # 217 has no mappings of static topics
             requests = (
                 encode_topic_registration(
                     topic.name,
@@ -296,11 +306,17 @@ class Registrar:
             )
             responses = await asyncio.gather(*(self._call(channel, request) for request in requests))
             return all(response.code == ResponseCode.SUCCESS for response in responses)
-        response = await self._call(channel, encode_registration(self._registration(), narrowed))
+        response = await self._call(channel, encode_registration(self._registration(mappings), narrowed))
         if response.code != ResponseCode.SUCCESS:
             return False
-        self._topics.mark_ordered(decode_registration_reply(response).ordered_topics)
+        self._accept_reply(response)
         return True
+
+    def _accept_reply(self, response: Response) -> None:
+        reply = decode_registration_reply(response)
+        self._topics.mark_ordered(reply.ordered_topics)
+        if self.on_reply is not None:
+            self.on_reply(reply)
 
     async def _call(self, channel: Channel, request: Request) -> Response:
         return await channel.call(request, self._config.registration_timeout_s)
@@ -336,7 +352,14 @@ class Registrar:
 
     # Requests
 
-    def _registration(self) -> Registration:
+    def _summaries(self, topics: Iterable[TopicConfig]) -> dict[str, StaticMapping]:
+        """Return what name servers get of the static topics among some topics."""
+        if not self._mappings:
+            return {}
+        found = ((topic.name, self._mappings.get(topic.name)) for topic in topics)
+        return {name: mapping.summary() for name, mapping in found if mapping is not None}
+
+    def _registration(self, mappings: Mapping[str, StaticMapping] = MappingProxyType({})) -> Registration:
         own, config = self._identity, self._config
         acting = config.acting_master_enabled
         return Registration(
@@ -344,10 +367,10 @@ class Registrar:
             broker_name=own.name,
             broker_id=own.broker_id,
             address=own.address,
-            ha_address=None,  # this broker does not replicate: no port for slaves is open
+            ha_address=self.ha_address,
             acting_master=acting,
             lease_s=config.lease_s if acting else None,
-            table=TopicTable(self._topics.version),
+            table=TopicTable(self._topics.version, mappings=mappings),
         )
 
     def _limited(self, topics: Iterable[TopicConfig]) -> list[TopicConfig]:
@@ -367,9 +390,10 @@ class Registrar:
         """Return the registration of all topics, encoded again only if it changed."""
         async with self._encoding:
             always = self._config.compress_registration
-            depends_on = (self._topics.version, self._config.broker_permission, always)
+            depends_on = (self._topics.version, self._config.broker_permission, always, self.ha_address)
             if self._encoded is None or self._encoded[0] != depends_on:
-                registration, topics = self._registration(), list(self._topics.all().values())
+                topics = list(self._topics.all().values())
+                registration = self._registration(self._summaries(topics))
                 if len(topics) >= IN_THREAD_FROM:
                     request = await asyncio.to_thread(self._encode_all, registration, topics, always=always)
                 else:
