@@ -229,6 +229,30 @@ def test_report_group_offsets_commits_the_offsets_of_the_group(cluster: Cluster)
     }
 
 
+def test_a_reported_group_is_found_without_its_topic(cluster: Cluster) -> None:
+    make_topic(cluster, "Seen", queues=1)
+    send(cluster, "Seen", 4)
+    reader = open_stream(cluster, topic="Seen", groupId="seers", reportGroupOffsets="true")
+    end, _ = step(reader, reader.initialOffset())
+    reader.commit(end)
+    with Admin(cluster.name_server_address) as admin:
+        wait_until(lambda: "seers" in admin.groups())
+        assert admin.progress("seers").queues[QueueRef("Seen", "broker-0", 0)].lag == 0
+
+
+def test_the_last_batch_of_available_now_is_reported(cluster: Cluster) -> None:
+    make_topic(cluster, "Last", queues=1)
+    send(cluster, "Last", 4)
+    reader = open_stream(cluster, topic="Last", groupId="finishers", reportGroupOffsets="true")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    end, _ = step(reader, start)
+    assert step(reader, end)[0] == end, "Spark asks once more after the last batch, and then ends"
+    with Admin(cluster.name_server_address) as admin:
+        progress = admin.progress("finishers", topic="Last")
+    assert progress.queues[QueueRef("Last", "broker-0", 0)].consumer_offset == 4
+
+
 def test_largest_offsets_are_cached_for_an_idle_stream(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     make_topic(cluster, "Idle", queues=1)
     monkeypatch.setattr(stream, "MAX_OFFSETS_CACHE_S", 60.0)

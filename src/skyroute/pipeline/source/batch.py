@@ -6,6 +6,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from skyroute.pipeline.short_errors import short_errors, short_iteration
 from skyroute.pipeline.source.columns import arrow_schema, chosen_names
 from skyroute.pipeline.source.offset_lookup import OffsetLookup
 from skyroute.pipeline.source.options import Position, PositionKind, read_options
@@ -25,6 +26,7 @@ class BatchReader(DataSourceReader):
         self._names = chosen_names(schema)
         self._schema = arrow_schema(schema)
 
+    @short_errors
     def partitions(self) -> list[InputPartition]:
         """Look up the queues and their offsets, and divide them into partitions.
 
@@ -34,8 +36,8 @@ class BatchReader(DataSourceReader):
         options = self._options
         lookup = OffsetLookup(options)
         ranges = lookup.offset_ranges(lookup.queues())
-        starts = lookup.resolve(options.start or Position(PositionKind.EARLIEST), ranges, "startingOffsets")
-        stops = lookup.resolve(options.end or Position(PositionKind.LATEST), ranges, "endingOffsets")
+        starts = lookup.resolve(options.start or Position(PositionKind.EARLIEST), ranges)
+        stops = lookup.resolve(options.end or Position(PositionKind.LATEST), ranges)
         addresses = lookup.broker_addresses(ranges)
         wanted = [
             QueueRange(queue, starts[queue], max(starts[queue], stops[queue]), addresses.get(queue.broker_name))
@@ -50,4 +52,4 @@ class BatchReader(DataSourceReader):
         from skyroute.pipeline.source.partition_reader import read_partition  # noqa: PLC0415 - slow; workers only
 
         assert isinstance(partition, ReadPartition)
-        return read_partition(partition, self._names, self._schema, self._options)
+        return short_iteration(read_partition(partition, self._names, self._schema, self._options))

@@ -49,6 +49,8 @@ class Position:
     """With kind TIME: milliseconds since 1970, for all queues."""
     fail_if_no_message: bool = False
     """With kind TIME: fail if a queue has no message from that time on, instead of using the queue's end."""
+    option: str = field(default="", compare=False)
+    """The option that set this position, for errors."""
 
     @property
     def may_move(self) -> bool:
@@ -98,6 +100,19 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         OptionsError: options are wrong; the text names them all.
     """
     options = OptionReader(given)
+    found = _parse(options)
+    options.finish()
+    return found
+
+
+def read_option_names() -> set[str]:
+    """Return the names and aliases of all options of a read."""
+    options = OptionReader({})
+    _parse(options)
+    return {each for name, aliases in options.names.items() for each in (name, *aliases)}
+
+
+def _parse(options: OptionReader) -> ReadOptions:
     connection = read_connection(options)
     topics = options.parsed("topic", "topics", "subscribe", "path", parse=_topics, default=())
     pattern = options.parsed("subscribePattern", "topicPattern", parse=_pattern, default=None)
@@ -114,7 +129,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     min_offsets = options.count("minOffsetsPerTrigger", default=None)
     if max_offsets is not None and min_offsets is not None and min_offsets > max_offsets:
         options.add_problem("minOffsetsPerTrigger is larger than maxOffsetsPerTrigger: lower it")
-    found = ReadOptions(
+    return ReadOptions(
         connection,
         topics,
         pattern,
@@ -138,8 +153,6 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         options.count("pullBatchBytes", default=4 << 20, most=8 << 20),
         options.milliseconds("pullTimeoutMs", "pullTimeout", "pollTimeoutMs", default_s=10.0),
     )
-    options.finish()
-    return found
 
 
 def _only_one_of(options: OptionReader, names: tuple[str, ...], purpose: str, *, is_required: bool = False) -> None:
@@ -160,7 +173,7 @@ def _read_position(options: OptionReader, side: str) -> Position | None:
         offsets = parse_offsets(text)
         if any(offset < EARLIEST_OFFSET or (offset == EARLIEST_OFFSET and not is_start) for offset in offsets.values()):
             raise ValueError("offsets of 0 or more, -1 for the latest" + (", -2 for the earliest" if is_start else ""))
-        return Position(PositionKind.OFFSETS, offsets)
+        return Position(PositionKind.OFFSETS, offsets, option=plain)
 
     position = options.parsed(plain, parse=parse, default=None)
     fails = is_start and (
@@ -170,9 +183,9 @@ def _read_position(options: OptionReader, side: str) -> Position | None:
     times = options.parsed(by_time, parse=parse_offsets, default=None)
     _only_one_of(options, (plain, by_time, at), f"the {'start' if is_start else 'end'}")
     if time_ms is not None:
-        return Position(PositionKind.TIME, time_ms=time_ms, fail_if_no_message=fails)
+        return Position(PositionKind.TIME, time_ms=time_ms, fail_if_no_message=fails, option=at)
     if times is not None:
-        return Position(PositionKind.TIME, times, fail_if_no_message=fails)
+        return Position(PositionKind.TIME, times, fail_if_no_message=fails, option=by_time)
     return position
 
 

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 from skyroute.clock import SystemClock
 from skyroute.message.queue_ref import QueueRef
 from skyroute.pipeline.options import OptionsError
+from skyroute.pipeline.short_errors import short_errors, short_iteration
 from skyroute.pipeline.source.columns import arrow_schema, chosen_names
 from skyroute.pipeline.source.errors import SourceError
 from skyroute.pipeline.source.offset_lookup import OffsetLookup, report_loss
@@ -70,11 +71,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -------------------------------------------------------------------------------------------------------- offsets
 
+    @short_errors
     def initialOffset(self) -> Json:
         """Return the first offsets of a new stream. Spark calls this more than once and needs the same result."""
         if self._initial is None:
             lookup = self._lookup()
-            self._initial = lookup.resolve(self._start, lookup.offset_ranges(lookup.queues()), "startingOffsets")
+            self._initial = lookup.resolve(self._start, lookup.offset_ranges(lookup.queues()))
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -82,14 +84,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
+    @short_errors
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the query at the current largest offsets."""
         lookup = self._lookup()
         self._target = {queue: known.max_offset for queue, known in lookup.offset_ranges(lookup.queues()).items()}
 
+    @short_errors
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """Return the end of the next micro-batch; `start` itself if there is no new batch yet."""
         begins = from_json(start)
+        if self._target is not None:
+            self._report(begins)  # Spark ends AvailableNow without a commit of the last batch
         if not self._is_initial_saved:
             self._is_initial_saved = True
             if begins == self._initial:
@@ -162,6 +168,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ----------------------------------------------------------------------------------------------------- partitions
 
+    @short_errors
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         """Divide the messages between two offsets into partitions.
 
@@ -193,12 +200,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from skyroute.pipeline.source.partition_reader import read_partition  # noqa: PLC0415 - slow; workers only
 
         assert isinstance(partition, ReadPartition)
-        return read_partition(partition, self._names, self._schema, self._options)
+        return short_iteration(read_partition(partition, self._names, self._schema, self._options))
 
     def commit(self, end: Json) -> None:
         """Store the consumer group's offsets on the brokers if `reportGroupOffsets` is set."""
-        if self._options.report_group_offsets:
-            reached = from_json(end)
-            changed = {queue: offset for queue, offset in reached.items() if offset != self._reported.get(queue, 0)}
-            self._lookup().commit_group_offsets(changed)
-            self._reported = reached
+        self._report(from_json(end))
+
+    def _report(self, reached: Offsets) -> None:
+        if not self._options.report_group_offsets or reached == self._reported:
+            return
+        lookup = self._lookup()
+        if not self._reported:
+            lookup.announce_group(reached)
+        lookup.commit_group_offsets(
+            {queue: offset for queue, offset in reached.items() if offset != self._reported.get(queue, 0)}
+        )
+        self._reported = reached
