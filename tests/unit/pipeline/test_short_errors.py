@@ -11,7 +11,7 @@ from skyroute.pipeline.source.errors import SourceError
 
 def fail() -> None:
     try:
-        raise ValueError("the cause")
+        int("the cause")
     except ValueError as error:
         raise SourceError("the topic is gone") from error
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from skyroute.pipeline.connections import connect
@@ -15,6 +15,7 @@ from skyroute.pipeline.short_errors import short_errors
 from skyroute.pipeline.sink.columns import check_columns
 from skyroute.pipeline.sink.options import WriteOptions, read_write_options
 from skyroute.pipeline.sink.row_sender import RowSender
+from skyroute.pipeline.spark_versions import DataSourceStreamArrowWriter
 
 
 @dataclass

@@ -149,6 +149,8 @@ class OffsetLookup:
             return {queue: known.min_offset for queue, known in ranges.items()}
         if position.kind is PositionKind.LATEST:
             return {queue: known.max_offset for queue, known in ranges.items()}
+        if position.kind is PositionKind.GROUP:
+            return self._run(lambda session: self._find_group_offsets(session, ranges))
         self._check_queues(position, ranges)
         if position.kind is PositionKind.OFFSETS:
             return {
@@ -178,6 +180,17 @@ class OffsetLookup:
             f"{option}: offset {offset} of {queue} is out of range (expected {known.min_offset} to {known.max_offset})",
         )
         return min(max(offset, known.min_offset), known.max_offset)
+
+    async def _find_group_offsets(self, session: Session, ranges: Mapping[QueueRef, OffsetRange]) -> Offsets:
+        """Return the committed offsets of the group; the oldest message of a queue that has none."""
+        group = with_namespace(self._options.connection.namespace, self._options.consumer_group)
+
+        async def find(queue: QueueRef) -> int:
+            low, high = ranges[queue]
+            offset = await calls.committed_offset(session, group, self._wire(queue), zero_if_not_found=False)
+            return low if offset is None else min(max(low, offset), high)
+
+        return await _each(ranges, find)
 
     async def _find_times(
         self, session: Session, position: Position, ranges: Mapping[QueueRef, OffsetRange]

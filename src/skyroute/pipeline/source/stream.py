@@ -6,19 +6,27 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from skyroute.clock import SystemClock
 from skyroute.message.queue_ref import QueueRef
 from skyroute.pipeline.options import OptionsError
 from skyroute.pipeline.short_errors import short_errors, short_iteration
-from skyroute.pipeline.source.columns import arrow_schema, chosen_names
+from skyroute.pipeline.source.columns import chosen_names
 from skyroute.pipeline.source.errors import SourceError
 from skyroute.pipeline.source.offset_lookup import OffsetLookup, report_loss
 from skyroute.pipeline.source.offsets import Offsets, from_json, to_json
 from skyroute.pipeline.source.options import Position, PositionKind, read_options
 from skyroute.pipeline.source.planning import QueueRange, ReadPartition, plan, share
+from skyroute.pipeline.spark_versions import (
+    HAS_READ_LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    arrow_schema,
+    check_read_limit,
+)
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +39,15 @@ QUEUES_CACHE_S: Final = 5.0
 """How long the list of queues is cached."""
 
 monotonic = SystemClock.monotonic
+
+
+def stream_reader(given: Mapping[str, str], schema: StructType) -> "StreamReader":
+    """Return the reader of a stream for the installed Spark.
+
+    Raises:
+        OptionsError: options or columns are wrong; the text names them all.
+    """
+    return StreamReader(given, schema) if HAS_READ_LIMITS else EarlyStreamReader(given, schema)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -48,8 +65,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "a stream takes no ending position: remove endingOffsets, endingTimestamp and endingOffsetsByTimestamp,"
                 " or use trigger(availableNow=True) to stop at the current end"
             )
+        check_read_limit(self._options.max_offsets_per_trigger)
         self._start = self._options.start or Position(PositionKind.LATEST)
-        self._names = chosen_names(schema)
+        self._names = chosen_names(schema, self._options.body_format)
         self._schema = arrow_schema(schema)
         self._initial: Offsets | None = None
         self._is_initial_saved = not self._start.may_move
@@ -216,3 +234,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             {queue: offset for queue, offset in reached.items() if offset != self._reported.get(queue, 0)}
         )
         self._reported = reached
+
+
+class EarlyStreamReader(StreamReader):
+    """As Spark before 4.2 calls it: `latestOffset` has no arguments, and comes before `initialOffset`."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(given, schema)
+        self._planned: Json | None = None
+        """The end of the last planned batch; None until a batch was planned."""
+        self._first_end: Offsets | None = None
+        """The end of the first batch of a new stream."""
+
+    @short_errors
+    def initialOffset(self) -> Json:
+        """Return the first offsets of a new stream, not after the end of its first batch."""
+        if self._initial is None:
+            found, ends = from_json(super().initialOffset()), self._first_end or {}
+            self._initial = {queue: min(offset, ends.get(queue, offset)) for queue, offset in found.items()}
+        return to_json(self._initial)
+
+    @short_errors
+    def latestOffset(self) -> Json:  # type: ignore[override] # of Spark 4.0 and 4.1
+        """Return the end of the next micro-batch."""
+        if self._planned is None:
+            # The start is in Spark's checkpoint, or not fixed yet. Fails if a broker is unreachable: the checkpoint
+            # would lack its queues.
+            lookup = self._lookup()
+            ranges = lookup.offset_ranges(lookup.queues())
+            self._first_end = {queue: known.max_offset for queue, known in ranges.items()}
+            return to_json(self._first_end)
+        self._is_initial_saved = True
+        return super().latestOffset(self._planned, ReadAllAvailable())
+
+    @short_errors
+    def partitions(self, start: Json, end: Json) -> list[InputPartition]:
+        """Divide the messages between two offsets into partitions."""
+        self._planned = end
+        return super().partitions(start, end)
