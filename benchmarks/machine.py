@@ -28,6 +28,11 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def cpu_s_of_all(pid: int) -> float:
+    """Processor time that a process and its children have used so far."""
+    return sum(map(cpu_s, (pid, *_children(pid))))
+
+
 def await_idle_children(pid: int, timeout_s: float = 10.0) -> None:
     """Wait until the children of a process have finished what they do."""
     deadline, used_s = time.monotonic() + timeout_s, -1.0

@@ -13,7 +13,7 @@ The model keeps flat tables, works on a copy, and looks at everything on every c
    where it was a registration, there is another broker to tell.
 6. A body that the table remembers is no news: taking it again would change no topic, ban, mapping or filter server.
 7. A refused or superseded registration changes nothing at all.
-8. Of the brokers that leave one connection in one step, only the last may call it idle, and does so if nobody is left.
+8. Of the brokers that leave one connection in one step, only the last may call it idle, if no broker is left.
 9. A table that is written to a snapshot at any moment, and restored from it, is the same one to all who ask, and its
    events build the same mirror from nothing. Its brokers are unconfirmed until they are heard from, and go with a cause
    of their own if they are not; a single topic of a newer edition does not make that edition known.
@@ -111,6 +111,8 @@ class Broker:
     expires_at: float
     connection: int
     filter_servers: tuple[str, ...] = ()
+    older: int | None = None
+    """An older connection that it registered on later."""
     confirmed: bool = True
     restored: bool = False
     held: bool = False
@@ -184,10 +186,10 @@ class Model:
                 return "superseded"
         if holder_of_id is None and len(table.topics) == 1:
             return "partial"
-        if known is not None and known.connection > connection and known.broker_id == broker_id:
-            known.renew(now, connection)
-            return "overtaken"
-        if known is not None and known.connection == connection and known.broker_id == broker_id == 0:
+        compares = known is not None and (
+            known.connection > connection or (known.connection == connection and broker_id == 0)
+        )
+        if known is not None and compares and known.broker_id == broker_id:
             old, new = known.version, table.version
             if old[0] == new[0] and new.counter < old.counter and new.timestamp_ms <= old.timestamp_ms:
                 known.renew(now, connection)
@@ -198,6 +200,10 @@ class Model:
         kept_filters = () if own is None else own.filter_servers
         still_restored = own is not None and own.restored and len(table.topics) == 1
         version = own.version if own is not None and still_restored else table.version
+        newest, older = connection, None
+        if own is not None and own.connection >= connection:
+            newest = own.connection
+            older = own.older if own.connection == connection else connection
         # Conflicting brokers leave: the same broker elsewhere, the former broker of the id, the broker's old id, and
         # members that would follow into a cluster where another group has their address.
         moving = name in self.groups and self.groups[name][0] != said.cluster
@@ -217,7 +223,7 @@ class Model:
         self.brokers.append(
             Broker(
                 name, broker_id, said.cluster, said.address, said.ha_address,
-                version, lease_s, now + lease_s, connection, filters, restored=still_restored,
+                version, lease_s, now + lease_s, newest, filters, older, restored=still_restored,
             )
         )  # fmt: skip
         self.groups[name] = (said.cluster, said.acting_master is True, said.zone)
@@ -490,7 +496,8 @@ class RouteTableMachine(RuleBasedStateMachine):
         for broker in self.model.brokers:
             left_s = RESTORED_LEASE_S if broker.confirmed else broker.expires_at - self.now
             broker.expires_at = self.now + min(RESTORED_LEASE_S, broker.lease_s, left_s)
-            broker.confirmed, broker.restored, broker.held, broker.connection = False, True, False, NO_CONNECTION
+            broker.confirmed, broker.restored, broker.held = False, True, False
+            broker.connection, broker.older = NO_CONNECTION, None
         self.see(events, {})
 
     @rule(share_max=st.sampled_from((0.0, 0.5, 1.0)))
@@ -508,10 +515,15 @@ class RouteTableMachine(RuleBasedStateMachine):
 
     @rule(connection=connections)
     def close_connection(self, connection: int) -> None:
-        self.lose(
-            [broker for broker in self.model.brokers if broker.connection == connection],
-            self.table.drop_connection(connection),
-        )
+        gone = []
+        for broker in self.model.brokers:
+            if connection in (broker.connection, broker.older):
+                if broker.older is None:
+                    gone.append(broker)
+                elif broker.connection == connection:
+                    broker.connection = broker.older
+                broker.older = None
+        self.lose(gone, self.table.drop_connection(connection))
         assert self.table.drop_connection(connection) == ()
 
     @rule(seconds=st.sampled_from((1.0, 4.0, 5.0, 60.0)))
@@ -588,7 +600,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         for connection in {event.connection for event in left}:
             *earlier, last = (event.connection_is_unused for event in left if event.connection == connection)
             assert not any(earlier)
-            assert last == all(broker.connection != connection for broker in self.model.brokers)
+            assert last == all(connection not in (broker.connection, broker.older) for broker in self.model.brokers)
         expected = {
             name: smallest
             for name, smallest in self.model.smallest().items()
@@ -684,10 +696,12 @@ class RouteTableMachine(RuleBasedStateMachine):
             assert member in list(table._leases.on_connection(member.connection))
             broker = self.model.find(*member.key)
             assert broker is not None
-            assert (broker.connection, broker.expires_at) == (member.connection, member.expires_at)
+            assert (broker.connection, broker.older) == (member.connection, member.older_connection)
+            assert broker.expires_at == member.expires_at
             assert broker.confirmed == member.confirmed == (member.connection != NO_CONNECTION)
         assert sum(len(group.members) for group in table._groups.values()) == len(members)
-        assert sum(len(held) for held in table._leases._by_connection.values()) == len(members)
+        linked = len(members) + sum(member.older_connection is not None for member in members)
+        assert sum(len(held) for held in table._leases._by_connection.values()) == linked
         assert all(table._leases._by_connection.values())
         assert all(table._clusters.values())
         for name, group in table._groups.items():

@@ -5,7 +5,7 @@ compactions and restarts:
 
 - ordered: what a watcher is told comes in the order of revisions, and nothing that is older than what came before;
 - unique: a watcher is told of no change twice;
-- reliable: of changes a < b < c, whoever is told of a and c is told of b; and nobody waits silently who should know;
+- reliable: of changes a < b < c, a watch that reports a and c also reports b; no watch stays open after a change;
 - atomic: the changes of one revision come in one answer;
 - resumable: a watch that goes on from its bookmark misses nothing, however long it was away; where the changes are not
   known any more it is told so, and only then;

@@ -328,7 +328,7 @@ def connect_plainly(stack: ExitStack, host: Host) -> socket.socket:
 
 
 def has_heard(client: socket.socket) -> bool:
-    """Return whether something has come for a client that nobody waits for."""
+    """Return whether a client received something that no caller waits for."""
     try:
         return bool(client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except BlockingIOError:

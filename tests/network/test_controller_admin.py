@@ -140,7 +140,7 @@ async def test_wrong_arguments_are_refused_before_a_request() -> None:
     async with Admin("127.0.0.1:1") as client:
         with pytest.raises(ArgumentError, match="expected addresses"):
             await client.controllers(" ; ")
-        with pytest.raises(ArgumentError, match="broker id is 0"):
+        with pytest.raises(ArgumentError, match="broker_id is 0"):
             await client.elect_master("127.0.0.1:1", "C", "a", 0)
         with pytest.raises(ArgumentError, match="broker_ids is empty"):
             await client.remove_replicas("127.0.0.1:1", "a", [])

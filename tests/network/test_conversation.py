@@ -16,7 +16,7 @@ SUCCESS, NO_TOPIC = ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST
 FORMS: tuple[Form, ...] = ("json", "binary")
 
 
-# What nobody understands, and what nobody wants answered
+# Unknown requests, and requests without a response
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -101,9 +101,10 @@ def test_documented_bounds_are_in_the_documented_modules() -> None:
 def test_every_bound_of_the_broker_is_listed() -> None:
     listed = section(text_of("docs/architecture.md"), "## Bounds")
     own_pace = {"BATCH_MAX", "BACKLOG_MAX", "GAP_MAX", "READ_MAX", "READ_BYTES_MAX", "DELIVER_MAX"}
+    single_numbers = {"NUMBER_MAX", "TIME_MS_MAX"}  # larger ones in a file are damage
     for path in sorted((ROOT / "src" / "skyroute" / "broker").rglob("*.py")):
         for name in re.findall(r"(?m)^([A-Z][A-Z_]+_MAX): Final", path.read_text(encoding="utf-8")):
-            assert name in own_pace or f"`{name}`" in listed, (path.name, name)
+            assert name in own_pace | single_numbers or f"`{name}`" in listed, (path.name, name)
 
 
 def test_documented_defaults_of_the_broker_are_its_defaults() -> None:

@@ -198,7 +198,7 @@ async def test_incomplete_frames_of_all_connections_have_a_limit(
     assert "too many incomplete frames in all" in caplog.text
 
 
-# Answers that nobody takes
+# Responses that the peer does not read
 
 LONG_LIST = MASTER.but(topics=[Topic(f"topic-with-a-long-name-{number:06}") for number in range(4_000)])
 
@@ -220,7 +220,7 @@ async def test_reading_pauses_while_a_peer_does_not_read_its_responses(tmp_path:
         asked = [await slow.send(206) for _ in range(100)]
         await eventually(lambda: here.unsent_bytes > 0)
         assert here.unsent_bytes < 3 * one_answer  # of a hundred
-        async with connection_to(here.address) as other:  # nobody else waits
+        async with connection_to(here.address) as other:  # no other client waits
             assert await addresses(other, "topic-with-a-long-name-000001") == {"broker-a": {"0": "10.0.0.1:10911"}}
         slow.resume_reading()
         answers = [await slow.answer(opaque) for opaque in asked]

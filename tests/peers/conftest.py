@@ -27,7 +27,7 @@ collect_ignore = [] if os.environ.get("SKYROUTE_LONG") == "1" else ["test_cut_ma
 """Tests of minutes, which have a command of their own: `make test-controllers`."""
 
 # `SKYROUTE_PEERS_TARGET=apache` puts a second Apache name server where ours stands: the tests must then find no
-# difference at all, which proves that they blame nobody for hash order, timing or names.
+# difference at all, which proves that hash order, timing and names are not reported as differences.
 TARGETS: dict[str, type[NameServerProcess]] = {"skyroute": SkyrouteNameServer, "apache": ApacheNameServer}
 TARGET = TARGETS[os.environ.get("SKYROUTE_PEERS_TARGET", "skyroute")]
 

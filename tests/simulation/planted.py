@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,10 +26,9 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.nameserver.persistence import Persistence
 from skyroute.nameserver.route_history import RouteHistory
 from skyroute.nameserver.server_events import Change
-from skyroute.routing.events import RegistrationOutcome, TopicsChanged
+from skyroute.routing.events import TopicsChanged
 from skyroute.routing.group_state import GroupMember
 from skyroute.routing.leases import Leases
-from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.transaction import TransactionEnd, TransactionOutcome
 from skyroute.wire.calls.watch import RouteChange
@@ -94,33 +93,30 @@ def _keep_dead_brokers() -> Patch:
 
 def _let_old_connections_end_brokers() -> Patch:
     """A connection that closes removes every broker that ever registered on it."""
-    change_connection, on_connection = Leases.change_connection, Leases.on_connection
+    change_connection, close_connection = Leases.change_connection, Leases.close_connection
     former: dict[int, list[GroupMember]] = {}
 
     def note_and_change(self: Leases, member: GroupMember, connection: int) -> None:
         former.setdefault(member.connection, []).append(member)
         change_connection(self, member, connection)
 
-    def ever_on(self: Leases, connection: int) -> Iterable[GroupMember]:
+    def ever_on(self: Leases, connection: int) -> list[GroupMember]:
         older = [member for member in former.get(connection, ()) if self.find(member.key) is member]
-        return dict.fromkeys([*on_connection(self, connection), *older])
+        return list(dict.fromkeys([*close_connection(self, connection), *older]))
 
-    return mock.patch.multiple(Leases, change_connection=note_and_change, on_connection=ever_on)
+    return mock.patch.multiple(Leases, change_connection=note_and_change, close_connection=ever_on)
 
 
 def _let_delayed_registrations_take_brokers_back() -> Patch:
     """The last connection on which a registration arrives owns the broker, however old it is."""
-    register = RouteTable.register
 
-    def take_over_and_register(
-        self: RouteTable, registration: Registration, *, connection: int, **arguments: Any
-    ) -> RegistrationOutcome:
-        member = self._leases.find(registration.key)
-        if member is not None:
-            self._leases.change_connection(member, connection)
-        return register(self, registration, connection=connection, **arguments)
+    def take_over(self: Leases, member: GroupMember, connection: int) -> None:
+        if member.connection != connection:
+            self.remove(member)
+            member.connection = connection
+            self.add(member)
 
-    return mock.patch.object(RouteTable, "register", take_over_and_register)
+    return mock.patch.object(Leases, "change_connection", take_over)
 
 
 def _report_changes_again() -> Patch:
@@ -152,10 +148,10 @@ def _deliver_early() -> Patch:
 def _commit_what_is_rolled_back() -> Patch:
     end = Transactions.end
 
-    def commit(self: Transactions, word: TransactionEnd, now_ms: int) -> None:
+    def commit(self: Transactions, word: TransactionEnd, *arguments: Any) -> None:
         if word.outcome is TransactionOutcome.ROLLBACK:
             word = msgspec.structs.replace(word, outcome=TransactionOutcome.COMMIT)
-        end(self, word, now_ms)
+        end(self, word, *arguments)
 
     return mock.patch.object(Transactions, "end", commit)
 

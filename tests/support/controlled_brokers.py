@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
-from skyroute import Message
+from skyroute import Credentials, Message
 from skyroute.blocking import Producer, PullConsumer
 from skyroute.errors import SkyrouteError
 from tests.support.apache import ApacheBroker, PeerProcess, properties
-from tests.support.raw import RawConnection
+from tests.support.raw import RawConnection, Request
+from tests.support.signing import Key
 from tests.support.waiting import wait_until
 
 JOIN_S = 60.0
@@ -19,10 +22,19 @@ JOIN_S = 60.0
 
 
 class SkyrouteController(PeerProcess):
-    """Our controller as a process."""
+    """Our controller as a process. With a key, it has access control, and its calls are signed."""
+
+    key: Key | None = None
+    settings: Mapping[str, str] = {}
+
+    def guard(self, key: Key, settings: Mapping[str, str]) -> Self:
+        """Turn access control on, before the start."""
+        self.key, self.settings = key, settings
+        return self
 
     def prepare(self) -> None:
         values = {
+            **self.settings,
             "controllerDLegerPeers": f"n0-{self.address}",
             "controllerDLegerSelfId": "n0",
             "controllerStorePath": str(self.home),
@@ -35,8 +47,9 @@ class SkyrouteController(PeerProcess):
 
     def group(self) -> tuple[int | None, int, list[int]]:
         """Master, its epoch, and the sync state set."""
+        asked = Request(1004, {"brokerName": "pair"})
         with RawConnection(self.address) as line:
-            answer = line.call(1004, {"brokerName": "pair"})
+            answer = line.call(asked if self.key is None else self.key.sign(asked))
             master = answer.fields.get("masterBrokerId")
             epoch = int(answer.fields.get("masterEpoch", "0"))
             return int(master) if master else None, epoch, sorted(answer.value["syncStateSet"]) if answer.body else []
@@ -45,15 +58,16 @@ class SkyrouteController(PeerProcess):
 class Load(threading.Thread):
     """Sends until told to stop, and remembers what was acknowledged."""
 
-    def __init__(self, name_server: str) -> None:
+    def __init__(self, name_server: str, key: Key | None = None) -> None:
         super().__init__()
         self.acknowledged: list[bytes] = []
         self.ended = threading.Event()
         self._name_server = name_server
+        self._key = key
 
     def run(self) -> None:
         number = 0
-        with Producer("load", name_servers=self._name_server) as producer:
+        with Producer("load", name_servers=self._name_server, credentials=credentials(self._key)) as producer:
             while not self.ended.is_set():
                 number += 1
                 body = b"message %d" % number
@@ -68,7 +82,11 @@ class Load(threading.Thread):
         wait_until(lambda: len(self.acknowledged) >= count, f"{count} messages", timeout_s=30.0)
 
 
-def broker(home: Path, name_server: str, controller: str) -> ApacheBroker:
+def credentials(key: Key | None) -> Credentials | None:
+    return None if key is None else Credentials(key.name, key.secret)
+
+
+def broker(home: Path, name_server: str, controller: str, guard: Mapping[str, str] | None = None) -> ApacheBroker:
     settings = {
         "brokerId": "-1",
         "brokerRole": "SLAVE",
@@ -77,13 +95,14 @@ def broker(home: Path, name_server: str, controller: str) -> ApacheBroker:
         "allAckInSyncStateSet": "true",
         "storePathEpochFile": str(home / "store" / "epochFileCheckpoint"),
         "storePathBrokerIdentity": str(home / "store" / "brokerIdentity"),
+        **(guard or {}),
     }
     return ApacheBroker("pair", home, [name_server], config=settings)
 
 
-def read_all(name_server: str) -> set[bytes]:
+def read_all(name_server: str, key: Key | None = None) -> set[bytes]:
     found: set[bytes] = set()
-    with PullConsumer("reader", name_servers=name_server) as consumer:
+    with PullConsumer("reader", name_servers=name_server, credentials=credentials(key)) as consumer:
         queues = list(consumer.queues("Failover"))
         consumer.assign(queues)
         for queue in queues:

@@ -13,7 +13,8 @@ from skyroute.controller.failover import Failover
 from skyroute.controller.server import ControllerServer, Record
 from tests.support.clock import ManualClock
 from tests.support.connections import AsyncConnection, ListeningBroker, connection_to, listening_broker
-from tests.support.raw import Command
+from tests.support.raw import Command, Request
+from tests.support.signing import Key
 from tests.support.waiting import eventually
 
 GROUP = {"clusterName": "C", "brokerName": "a"}
@@ -68,20 +69,27 @@ async def running(folder: Path, record: Record | None = None, **settings: Any) -
 class FakeReplica:
     """A broker in controller mode: one connection to the controller, and an address for notices."""
 
-    def __init__(self, line: AsyncConnection, listener: ListeningBroker) -> None:
+    def __init__(self, line: AsyncConnection, listener: ListeningBroker, key: Key | None = None) -> None:
         self.line = line
         self.listener = listener
         self.id = 0
+        self._key = key
+
+    async def _call(self, code: int, fields: dict[str, str], body: bytes = b"") -> Command:
+        return await self.line.call(self._signed(Request(code, fields, body)))
+
+    def _signed(self, request: Request) -> Request:
+        return request if self._key is None else self._key.sign(request)
 
     async def apply(self) -> None:
-        answer = await self.line.call(1012, GROUP)
+        answer = await self._call(1012, GROUP)
         self.id = int(answer.fields["nextBrokerId"])
         fields = {"appliedBrokerId": str(self.id), "registerCheckCode": f"{self.listener.address};1758275140000"}
-        assert (await self.line.call(1013, GROUP | fields)).code == 0
+        assert (await self._call(1013, GROUP | fields)).code == 0
 
     async def register(self) -> Command:
         fields = {"brokerId": str(self.id), "brokerAddress": self.listener.address, "invokeTime": "1"}
-        return await self.line.call(1003, GROUP | fields)
+        return await self._call(1003, GROUP | fields)
 
     async def beat(self, epoch: int = 1, offset: int = 100) -> None:
         fields = {
@@ -93,31 +101,33 @@ class FakeReplica:
             "heartbeatTimeoutMills": "10000",
             "electionPriority": "2147483647",
         }
-        await self.line.send_oneway(904, GROUP | fields)
+        await self.line.send_oneway(904, dict(self._signed(Request(904, GROUP | fields)).fields))
 
     async def elect(self, **fields: str) -> Command:
         asked = {"brokerId": str(self.id), "designateElect": "false", "invokeTime": "1"}
-        return await self.line.call(1002, GROUP | asked | fields)
+        return await self._call(1002, GROUP | asked | fields)
 
     async def change_set(self, members: list[int], epoch: int, set_epoch: int) -> Command:
         fields = {"brokerName": "a", "masterBrokerId": str(self.id), "masterEpoch": str(epoch), "invokeTime": "1"}
         body = f'{{"syncStateSet":{members},"syncStateSetEpoch":{set_epoch}}}'.encode()
-        return await self.line.call(1001, fields, body)
+        return await self._call(1001, fields, body)
 
 
 @asynccontextmanager
-async def replica(controller: RunningController) -> AsyncIterator[FakeReplica]:
+async def replica(controller: RunningController, key: Key | None = None) -> AsyncIterator[FakeReplica]:
     async with connection_to(controller.address) as line, listening_broker() as listener:
-        here = FakeReplica(line, listener)
+        here = FakeReplica(line, listener, key)
         await here.apply()
         assert (await here.register()).code == 0
         yield here
 
 
 @asynccontextmanager
-async def pair_in_sync(controller: RunningController) -> AsyncIterator[tuple[FakeReplica, FakeReplica]]:
-    """A master and a slave that are both in the sync state set."""
-    async with replica(controller) as first, replica(controller) as second:
+async def pair_in_sync(
+    controller: RunningController, key: Key | None = None
+) -> AsyncIterator[tuple[FakeReplica, FakeReplica]]:
+    """A master and a slave that are both in the sync state set; they sign if there is a key."""
+    async with replica(controller, key) as first, replica(controller, key) as second:
         assert (await first.elect()).code == 0
         for each in (first, second):
             await each.beat()

@@ -89,7 +89,7 @@ def reopen(folder: Path, sent: dict[str, Any]) -> None:
         # A delayed message may have become due since the fixture was written.
         unknown = {key for key in found - wanted if not bytes.fromhex(key[1]).startswith(b"after")}
         if unknown:
-            sys.exit(f"messages that nobody sent, or twice: {unknown}")
+            sys.exit(f"messages that were not sent, or came twice: {unknown}")
         for process in processes:
             process.send_signal(signal.SIGTERM)
             if process.wait(30) != 0:

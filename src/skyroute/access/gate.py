@@ -179,7 +179,7 @@ class Gate:
 
     def _check(self, request: Request, source: str, certificate_names: Sequence[str]) -> Verdict:
         settings, row = self.settings, self._table.get(request.code)
-        door = Door.OPERATOR if row is None else row.door
+        door = Door.OPERATOR if row is None else row.door_of(request)
         if door in settings.open_doors:
             return Verdict(Reason.OPEN_DOOR, door=door, is_reusable=True)
         if request.code in settings.exempt_codes:
@@ -191,10 +191,10 @@ class Gate:
             if door is Door.BROKER and not found.name and settings.broker_sources.contains(source):
                 return Verdict(Reason.BROKER_SOURCE, door=door)
             return Verdict(Reason(found.failure.value), name=found.name, text=found.text, door=door)
-        return self._authorize(request, source, found, row)
+        return self._authorize(request, source, found, row, door)
 
-    def _authorize(self, request: Request, source: str, found: Authenticated, row: Row | None) -> Verdict:
-        user, door = found.user, Door.OPERATOR if row is None else row.door
+    def _authorize(self, request: Request, source: str, found: Authenticated, row: Row | None, door: Door) -> Verdict:
+        user = found.user
         reason = None
         if found.is_trusted:
             reason = Reason.TRUSTED_SOURCE
@@ -208,21 +208,21 @@ class Gate:
             text = f"User:{user.name} has no permission for request code {request.code}."
             return Verdict(Reason.NOT_IN_TABLE, user, user.name, text, door)
         if row.fields is None:
-            return self._weigh(request, source, found, row)
+            return self._weigh(request, source, found, row, door)
         values = [*map(request.fields.get, row.fields)]
         key = (user.name, request.code, source, found.is_signed, *values)
         verdict = self._verdicts.get(key)
         if verdict is None:
-            verdict = self._weigh(request, source, found, row)
+            verdict = self._weigh(request, source, found, row, door)
             if all(value is None or len(value) <= REMEMBERED_CHARS_MAX for value in values):
                 if len(self._verdicts) >= DECISIONS_MAX:
                     self._verdicts.clear()
                 self._verdicts[key] = verdict
         return verdict
 
-    def _weigh(self, request: Request, source: str, found: Authenticated, row: Row) -> Verdict:
+    def _weigh(self, request: Request, source: str, found: Authenticated, row: Row, door: Door) -> Verdict:
         """Compare what a request needs with the policies of its user."""
-        user, door = found.user, row.door
+        user = found.user
         try:
             needs = row.needs(request, self.settings.cluster)
         except WireError as error:

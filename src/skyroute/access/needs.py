@@ -33,11 +33,11 @@ Super users, and users without authorization, have no such limit: nothing is loo
 
 
 class Server(StrEnum):
-    """The servers that answer a request code."""
+    """A server that answers a request code."""
 
     BROKER = "broker"
     NAME_SERVER = "name server"
-    BOTH = "broker, name server"
+    CONTROLLER = "controller"
 
 
 class Door(StrEnum):
@@ -72,9 +72,11 @@ class Part:
 class Row:
     """One row of the table of needs."""
 
-    server: Server
+    servers: tuple[Server, ...]
     door: Door
     parts: tuple[Part, ...]
+    operator_field: str = ""
+    """A field that makes this the request of an operator, unless its value is `false`."""
     fields: tuple[str, ...] | None = field(init=False)
     """The fields on which its needs depend, so that a decision can be remembered by them; None: on more than these."""
 
@@ -82,7 +84,15 @@ class Row:
         found = [part.fields for part in self.parts]
         known = [names for names in found if names is not None]
         names = tuple(name for each in known for name in each) if len(known) == len(found) else None
+        if names is not None and self.operator_field:
+            names = (*names, self.operator_field)
         object.__setattr__(self, "fields", names)
+
+    def door_of(self, request: Request) -> Door:
+        """Return the door that a request comes through."""
+        if self.operator_field and request.fields.get(self.operator_field, "false").lower() != "false":
+            return Door.OPERATOR
+        return self.door
 
     @property
     def text(self) -> str:
@@ -361,6 +371,7 @@ _CLIENTS: Final[dict[int, tuple[Part, ...]]] = {
     _Code.PEEK_MESSAGE: _POP,
     _Code.CHANGE_MESSAGE_INVISIBLETIME: _POP,
     _Code.NOTIFICATION: _POP,
+    _Code.POLLING_INFO: _POP,
     _Code.BATCH_ACK_MESSAGE: (_body("each Group: Sub; each Topic: Sub", _acks),),
 }
 
@@ -375,6 +386,8 @@ _BROKERS_AT_BROKER: Final[dict[int, tuple[Part, ...]]] = {
     _Code.NOTIFY_MIN_BROKER_ID_CHANGE: _CLUSTER_UPDATE,
     _Code.EXCHANGE_BROKER_HA_INFO: _CLUSTER_UPDATE,
     _Code.RESET_MASTER_FLUSH_OFFSET: _CLUSTER_UPDATE,
+    # Sent by a controller.
+    _Code.NOTIFY_BROKER_ROLE_CHANGED: _CLUSTER_UPDATE,
 }
 
 _OPERATORS_AT_BROKER: Final[dict[int, tuple[Part, ...]]] = {
@@ -433,6 +446,25 @@ _OPERATORS_AT_BROKER: Final[dict[int, tuple[Part, ...]]] = {
     _Code.GET_BROKER_RUNTIME_INFO: _CLUSTER_GET,
     _Code.VIEW_BROKER_STATS_DATA: _CLUSTER_GET,
     _Code.GET_BROKER_HA_STATUS: _CLUSTER_GET,
+    _Code.GET_BROKER_EPOCH_CACHE: _CLUSTER_GET,
+}
+
+# A group of the controller is found by its name alone, so that a cluster in the request proves nothing: these need the
+# controller's own cluster. Ids, registrations and heartbeats count only for a group of the cluster that they name.
+_BROKERS_AT_CONTROLLER: Final[dict[int, tuple[Part, ...]]] = {
+    _Code.CONTROLLER_ALTER_SYNC_STATE_SET: _CLUSTER_UPDATE,
+    _Code.CONTROLLER_REGISTER_BROKER: (_named_cluster(UPDATE),),
+    _Code.CONTROLLER_GET_REPLICA_INFO: _CLUSTER_GET,
+    _Code.CONTROLLER_GET_METADATA_INFO: _CLUSTER_GET,
+    _Code.CONTROLLER_GET_NEXT_BROKER_ID: (_named_cluster(GET),),
+    _Code.CONTROLLER_APPLY_BROKER_ID: (_named_cluster(UPDATE),),
+}
+
+_OPERATORS_AT_CONTROLLER: Final[dict[int, tuple[Part, ...]]] = {
+    _Code.CONTROLLER_GET_SYNC_STATE_DATA: _CLUSTER_GET,
+    _Code.UPDATE_CONTROLLER_CONFIG: _CLUSTER_UPDATE,
+    _Code.GET_CONTROLLER_CONFIG: _CLUSTER_GET,
+    _Code.CLEAN_BROKER_DATA: _CLUSTER_UPDATE,
 }
 
 _MANAGEMENT: Final[dict[int, tuple[Part, ...]]] = {
@@ -457,10 +489,18 @@ def _rows() -> Iterator[tuple[int, Row]]:
         (Server.BROKER, Door.CLIENT, _CLIENTS),
         (Server.BROKER, Door.BROKER, _BROKERS_AT_BROKER),
         (Server.BROKER, Door.OPERATOR, _OPERATORS_AT_BROKER),
-        (Server.BOTH, Door.OPERATOR, _MANAGEMENT),
+        (Server.CONTROLLER, Door.BROKER, _BROKERS_AT_CONTROLLER),
+        (Server.CONTROLLER, Door.OPERATOR, _OPERATORS_AT_CONTROLLER),
     ):
         for code, parts in needs.items():
-            yield int(code), Row(server, door, parts)
+            yield int(code), Row((server,), door, parts)
+    for code, parts in _MANAGEMENT.items():
+        yield int(code), Row(tuple(Server), Door.OPERATOR, parts)
+    # Both take heartbeats.
+    heartbeat = _BROKERS_AT_NAME_SERVER[_Code.BROKER_HEARTBEAT]
+    yield int(_Code.BROKER_HEARTBEAT), Row((Server.NAME_SERVER, Server.CONTROLLER), Door.BROKER, heartbeat)
+    elect = Row((Server.CONTROLLER,), Door.BROKER, _CLUSTER_UPDATE, operator_field="designateElect")
+    yield int(_Code.CONTROLLER_ELECT_MASTER), elect
 
 
 NEEDS: Final[Mapping[int, Row]] = MappingProxyType(dict(_rows()))
@@ -482,5 +522,8 @@ def needs_table() -> str:
     """Return the table of needs in Markdown, for `docs/security.md`."""
     lines = ["| Code | Request | Server | Door | Needs |", "|---|---|---|---|---|"]
     for code, row in sorted(NEEDS.items()):
-        lines.append(f"| {code} | {RequestCode(code).name} | {row.server} | {row.door} | {row.text} |")
+        servers, door = ", ".join(row.servers), row.door.value
+        if row.operator_field:
+            door = f"{door}; operator with `{row.operator_field}`"
+        lines.append(f"| {code} | {RequestCode(code).name} | {servers} | {door} | {row.text} |")
     return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from skyroute.access.errors import RulesError
+from skyroute.settings.networks import parse_source
 
 PATTERNS_MAX: Final = 1_000
 """Maximum number of addresses, networks or patterns in one list."""
@@ -27,18 +28,10 @@ class Sources:
     """The addresses as numbers."""
 
     def contains(self, address: str) -> bool:
-        """Return whether an IP address, without a port, is in the list; False for anything else.
-
-        An IPv4 address that a dual-stack socket shows as `::ffff:10.0.0.5` counts as `10.0.0.5`.
-        """
-        if not self.ranges:
+        """Return whether an IP address, without a port, is in the list; False for anything else."""
+        found = parse_source(address) if self.ranges else None
+        if found is None:
             return False
-        try:
-            found = ipaddress.ip_address(address.partition("%")[0])
-        except ValueError:
-            return False
-        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
         version, number = found.version, int(found)
         return any(version == of and first <= number <= last for of, first, last in self.ranges)
 

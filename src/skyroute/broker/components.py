@@ -10,6 +10,7 @@ from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import QueueLocks
+from skyroute.broker.cluster.peer_brokers import PeerBrokers
 from skyroute.broker.cluster.registrar import Registrar
 from skyroute.broker.cluster.topic_propagation import TopicPropagation
 from skyroute.broker.config import BrokerConfig
@@ -21,6 +22,7 @@ from skyroute.broker.handlers.clients import ClientHandlers
 from skyroute.broker.handlers.consume_status import ConsumeStatusHandlers
 from skyroute.broker.handlers.forwarding import ForwardingHandlers
 from skyroute.broker.handlers.groups import GroupHandlers
+from skyroute.broker.handlers.logical_queues import LogicalQueues
 from skyroute.broker.handlers.message_queries import MessageQueryHandlers
 from skyroute.broker.handlers.offsets import OffsetHandlers, bytes_in_memory
 from skyroute.broker.handlers.pull import PullHandlers
@@ -41,6 +43,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.lost_topics import reconcile_topics, topics_with_queues
+from skyroute.broker.tables.queue_mappings import QueueMappings
 from skyroute.broker.tables.request_modes import RequestModes
 from skyroute.broker.tables.table_file import TableFile
 from skyroute.broker.tables.topics import Topics
@@ -89,6 +92,9 @@ class Components:
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = ConsumerOffsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
         self.request_modes = RequestModes(JsonFile(folder / "messageRequestMode.json", disk))
+        self.queue_mappings = QueueMappings(
+            JsonFile(folder / "topicQueueMapping.json", disk), config.broker_name, now_ms
+        )
         self.clients = ConnectedClients()
         self.locks = QueueLocks()
         self.notifications = ChangeNotifications(self.clients, self.groups, config)
@@ -128,7 +134,10 @@ class Components:
             precision_ms=config.timer_precision_ms,
         )
         self.appender.use(self.delays, self.timers)
-        self.registrar = Registrar(config.name_servers, identity, self.topics, config, clock, tls, signer)
+        self.registrar = Registrar(
+            config.name_servers, identity, self.topics, config, clock, tls, signer, self.queue_mappings
+        )
+        self.peers = PeerBrokers(config.name_servers, clock.monotonic, tls, signer)
         self.topic_propagation = TopicPropagation(config.name_servers, identity, tls, signer)
         self.transactions = Transactions(
             self.store,
@@ -151,7 +160,7 @@ class Components:
         Raises:
             StorageError: a file is damaged or cannot be read.
         """
-        for table in (self.groups, self.offsets, self.request_modes, self.delays, self.timers):
+        for table in (self.groups, self.offsets, self.request_modes, self.queue_mappings, self.delays, self.timers):
             table.load()
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
@@ -174,7 +183,8 @@ class Components:
         yield every(TABLES_S, self._save_tables)
 
     async def _save_tables(self) -> None:
-        await save_all([self.topics.table_file, self.groups.table_file, self.request_modes.table_file])
+        tables = (self.topics, self.groups, self.request_modes, self.queue_mappings)
+        await save_all([table.table_file for table in tables])
 
     def on_disconnect(self, connection: int) -> None:
         """Drop the suspended pulls and the clients of a closed connection."""
@@ -184,6 +194,7 @@ class Components:
     async def close(self) -> None:
         """Flush everything to the disk, and close the store."""
         await self.topic_propagation.stop()
+        await self.peers.stop()
         await self.flushing.stop()
         with suppress(StorageError):  # `store.close` raises it again
             self.transactions.write_op_messages()
@@ -200,13 +211,15 @@ class Components:
         """Stop as a crash does, without writing."""
         await self.registrar.kill()
         await self.topic_propagation.stop()
+        await self.peers.stop()
         await self.flushing.stop()
         await self._finish_writes()
         self.store.kill()
 
     @property
     def _table_files(self) -> tuple[TableFile, ...]:
-        return self.topics.table_file, self.groups.table_file, self.offsets.table_file, self.request_modes.table_file
+        tables = (self.topics, self.groups, self.offsets, self.request_modes, self.queue_mappings)
+        return tuple(table.table_file for table in tables)
 
     async def _finish_writes(self) -> None:
         for table_file in (*self._table_files, self.delays.table_file):
@@ -217,7 +230,8 @@ class Components:
     def handlers(self) -> dict[int, Handler]:
         """Return the handler of each request code. Other codes are not supported."""
         access = {} if self.enforcer is None else self.enforcer.handlers()
-        return {**self._for_producers(), **self._for_consumers(), **self._for_tools(), **access}
+        logical = LogicalQueues(self.queue_mappings, self.peers, self.identity.name)
+        return logical.wrap({**self._for_producers(), **self._for_consumers(), **self._for_tools(), **access})
 
     @property
     def _require(self) -> RequireTopic | None:
@@ -323,6 +337,8 @@ class Components:
         topics = TopicHandlers(
             *(self.topics, self.offsets, self.clients, self.store, self.stats, self.config, announce, now_ms),
             step_runner=self.step_runner,
+            mappings=self.queue_mappings,
+            complete_pulls=self.long_polling.complete_queue,
         )
         groups = GroupHandlers(
             self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.step_runner
@@ -331,6 +347,7 @@ class Components:
             *(self.offsets, self.topics, self.groups, self.clients, self.store),
             *(self.stats, self.config, self.identity, now_ms, self.long_polling.wake_queue),
             step_runner=self.step_runner,
+            mappings=self.queue_mappings,
         )
         queries = MessageQueryHandlers(
             self.store, self.topics, self.clients, self.config, self.step_runner, self.clock.monotonic, self._require
@@ -342,6 +359,7 @@ class Components:
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
             RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: topics.update_many,
+            RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC: topics.update_static,
             RequestCode.GET_ALL_TOPIC_CONFIG: topics.all,
             RequestCode.GET_TOPIC_CONFIG: topics.get,
             RequestCode.DELETE_TOPIC_IN_BROKER: topics.delete,

@@ -5,7 +5,7 @@ import os
 import click
 
 from skyroute.cli.logs import LogSettings, log_options
-from skyroute.cli.options import CONTEXT, examples, metrics_option, settings_option
+from skyroute.cli.options import CONTEXT, examples, metrics_option, secure_option, settings_option
 
 
 @click.command(
@@ -20,6 +20,7 @@ from skyroute.cli.options import CONTEXT, examples, metrics_option, settings_opt
 @click.option("-p", "--printConfigItem", "print_config", is_flag=True, help="Print all effective settings and exit.")
 @settings_option
 @metrics_option
+@secure_option
 @log_options("info")
 def controller(
     config_file: str | None,
@@ -27,6 +28,7 @@ def controller(
     metrics_port: int | None,
     log_settings: LogSettings,
     *,
+    secure: bool,
     print_config: bool,
 ) -> None:
     """Run a controller that elects the masters of broker groups.
@@ -42,6 +44,8 @@ def controller(
     with server_command("controller", log_settings):
         if metrics_port is not None:
             options["metricsPort"] = str(metrics_port)
+        if secure:
+            options["secure"] = "true"
         config = ControllerConfig.load(config_file, options=options, environment=os.environ)
         if config_file is not None:
             print_line(f"load config properties file OK, {config_file}")

@@ -95,4 +95,4 @@ def _controller_server(config: "ControllerConfig", name_server: "NameServer") ->
     from skyroute.cli.controller_journal import record_in  # noqa: PLC0415 - few name servers have one
     from skyroute.controller.server import ControllerServer  # noqa: PLC0415 - as above
 
-    return ControllerServer(config, record=partial(record_in, name_server))
+    return ControllerServer(config, record=partial(record_in, name_server), find_enforcer=lambda: name_server.enforcer)

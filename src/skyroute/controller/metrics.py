@@ -12,6 +12,7 @@ from skyroute.controller.events import Cause, GroupEvent
 from skyroute.controller.groups import Groups
 from skyroute.controller.heartbeats import Heartbeats
 from skyroute.controller.leadership import Leadership
+from skyroute.enforcement.enforcer import Enforcer
 from skyroute.observing.exposition import add_histogram
 from skyroute.observing.requests import RequestTimes
 from skyroute.remoting.server import Server
@@ -31,9 +32,10 @@ class ControllerMetrics:
     server: Server
     events: Counter[tuple[type[GroupEvent], Cause]]
     times: RequestTimes
+    enforcer: Enforcer | None = None
 
     async def collect(self) -> AsyncIterator[Metric]:
-        for part in (self._requests, self._brokers, self._changes):
+        for part in (self._requests, self._brokers, self._changes, self._decisions):
             for family in part():
                 yield family
 
@@ -69,3 +71,18 @@ class ControllerMetrics:
         for (kind, cause), count in self.events.items():
             events.add_metric((re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower(), cause.value), count)
         yield events
+
+    def _decisions(self) -> Iterator[Metric]:
+        if self.enforcer is None or self.enforcer.gate is None:
+            return
+        decisions = CounterMetricFamily(
+            "rocketmq_controller_access_decisions", "Decisions of access control by reason", labels=("reason",)
+        )
+        for reason, count in self.enforcer.counts.items():
+            decisions.add_metric((reason.value,), count)
+        yield decisions
+        yield CounterMetricFamily(
+            "rocketmq_controller_audit_records_dropped",
+            "Audit records not written",
+            value=self.enforcer.audit_records_dropped,
+        )

@@ -11,6 +11,7 @@ from skyroute.controller.rules import master_of, sync_state
 from skyroute.controller.state import GroupState
 from skyroute.remoting.client import connect
 from skyroute.remoting.errors import RemotingError
+from skyroute.remoting.signing import Signer
 from skyroute.wire.calls.controller import MasterFields, SyncStateFields, encode_role_change
 from skyroute.wire.command import Request
 
@@ -36,9 +37,10 @@ RETRY_S: Final = 0.5
 class Notifier:
     """Sends the newest notice to each broker over a connection of its own. A slow broker delays no other one."""
 
-    def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None, signer: Signer | None = None) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
+        self._signer = signer
         self._newest: dict[str, Request] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -74,7 +76,9 @@ class Notifier:
             await asyncio.sleep(delay_s)
             for tries in range(1, TRIES + 1):
                 try:
-                    channel = await connect(address, tls=self._tls, timeout_s=self._connect_timeout_s)
+                    channel = await connect(
+                        address, tls=self._tls, timeout_s=self._connect_timeout_s, signer=self._signer
+                    )
                     channel.send_oneway(self._newest[address])
                     channel.close()
                 except RemotingError as error:

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from skyroute.clock import Clock, SystemClock
@@ -20,12 +21,15 @@ from skyroute.controller.leadership import Leadership, SoleController
 from skyroute.controller.notify import Notifier
 from skyroute.controller.state import GroupState
 from skyroute.controller.store import GroupStore
+from skyroute.enforcement.enforcer import Enforcer
+from skyroute.enforcement.exposure import check_exposure
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
 from skyroute.remoting.address import join_address
 from skyroute.remoting.background import Background
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls, client_context
+from skyroute.settings.config import home_folder
 from skyroute.settings.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,6 +40,9 @@ log = logging.getLogger(__name__)
 
 REQUEST_BOUNDS_S: Final = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 """Upper bounds of the latency histogram buckets, in seconds."""
+
+CLUSTER_DEFAULT: Final = "DefaultCluster"
+"""Cluster that requests without a cluster name are about, unless the settings name one."""
 
 Record = Callable[[Collection[GroupEvent]], None]
 """Writes the events of a change to a journal; does not wait for the disk."""
@@ -51,8 +58,18 @@ class ControllerServer:
         store: GroupStore | None = None,
         clock: Clock | None = None,
         record: Record | None = None,
+        find_enforcer: Callable[[], Enforcer] | None = None,
     ) -> None:
-        """Take the settings; `record` receives the events of each change, for a journal."""
+        """Take the settings.
+
+        Args:
+            config: The settings.
+            store: Where the state of groups is kept; None: as the settings say.
+            clock: The clock; None: that of the system.
+            record: Receives the events of each change, for a journal.
+            find_enforcer: Returns the access control of the server that this controller is a part of, so that both
+                have the same users; None: the controller has its own.
+        """
         self.config = config
         self.clock = clock or SystemClock()
         self._etcd = _etcd(config) if store is None and config.etcd_endpoints else None
@@ -65,6 +82,8 @@ class ControllerServer:
         self._background = Background()
         self._leadership: Leadership | None = None
         self._record = record
+        self._find_enforcer = find_enforcer
+        self.enforcer: Enforcer | None = None
         self._pages: Pages | None = None
         self._stopping = False
         self.events: Counter[tuple[type[GroupEvent], Cause]] = Counter()
@@ -88,9 +107,11 @@ class ControllerServer:
             SkyrouteError: a file, a certificate or the port cannot be used.
         """
         config = self.config
+        check_exposure(config, "controller", config.port)
+        self.enforcer = enforcer = self._make_enforcer() if self._find_enforcer is None else self._find_enforcer()
         await self._store.open()
         times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
-        dispatcher = make_dispatcher({}, times)
+        dispatcher = make_dispatcher({}, times, checker=enforcer.checker)
         tls = ServerTls(config.tls)
         server = Server(
             dispatcher, tls=tls, clock=self.clock, on_disconnect=self._on_disconnect, limits=config.limits()
@@ -103,11 +124,11 @@ class ControllerServer:
             outbound = (
                 client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
             )
-            self._notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
+            self._notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound, signer=config.signer())
             self.heartbeats.listen_again(self.clock.monotonic())
             self.failover = Failover(self.groups, self.heartbeats, leadership, config, self.clock, self._elect)
             handlers = ControllerHandlers(self.groups, self.heartbeats, leadership, config, self.clock)
-            dispatcher.set_handlers(handlers.by_code())
+            dispatcher.set_handlers(handlers.by_code() | enforcer.handlers())
             await self._open_pages(server, leadership, times)
             await server.serve()
         except BaseException:
@@ -120,9 +141,22 @@ class ControllerServer:
         scans = (failover.run_ticks(), failover.run_scans(), failover.run_master_scans())
         for work in (*scans, tls.watch(), leadership.run()):
             self._background.spawn(work)
+        if self._find_enforcer is None:
+            self._background.spawn(enforcer.run())
         log.info("controller started address=%s advertised=%s", self.address, config.advertised_address)
         if isinstance(self._store, FileStore):
             log.warning("controller is not replicated: brokers keep their roles while it is down, without fail-over")
+
+    def _make_enforcer(self) -> Enforcer:
+        config = self.config
+        return Enforcer(
+            config,
+            server="controller",
+            cluster=CLUSTER_DEFAULT,
+            folder=config.state_file.parent,
+            home=Path(config.rocketmq_home or home_folder()),
+            clock=self.clock,
+        )
 
     async def stop(self) -> None:
         """Answer open requests, close every connection and finish writing."""
@@ -149,7 +183,7 @@ class ControllerServer:
         from skyroute.controller.metrics import ControllerMetrics  # noqa: PLC0415 - needs that extra
         from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - needs it too
 
-        metrics = ControllerMetrics(self.groups, self.heartbeats, leadership, server, self.events, times)
+        metrics = ControllerMetrics(self.groups, self.heartbeats, leadership, server, self.events, times, self.enforcer)
         self._pages = Pages(Exposition("controller", metrics.collect).render, self._why_not_ready)
         await self._pages.start(*address)
 

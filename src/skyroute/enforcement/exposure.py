@@ -12,7 +12,7 @@ from skyroute.settings.config import ServerConfig
 log = logging.getLogger(__name__)
 
 
-def check_exposure(config: ServerConfig, server: str) -> None:
+def check_exposure(config: ServerConfig, server: str, port: int | None = None) -> None:
     """Log one warning if other machines reach this server without authentication or TLS.
 
     Apache's servers bind everywhere and check nothing by default, and so do ours, to replace them unchanged.
@@ -20,6 +20,7 @@ def check_exposure(config: ServerConfig, server: str) -> None:
     Args:
         config: The settings.
         server: What to call the server.
+        port: Its port; None: `listenPort`.
 
     Raises:
         SettingsError: it is so, and the setting `secure` forbids it.
@@ -29,7 +30,7 @@ def check_exposure(config: ServerConfig, server: str) -> None:
     missing = list(_missing(config))
     if not missing:
         return
-    address = join_address(config.bind_address, config.listen_port)
+    address = join_address(config.bind_address, config.listen_port if port is None else port)
     if config.secure:
         raise SettingsError(
             f"secure=true, and the {server} would accept connections from other machines on {address} without "

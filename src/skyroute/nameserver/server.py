@@ -93,6 +93,12 @@ class NameServer:
         assert self._server is not None
         return join_address(self.config.bind_address, self._server.port)
 
+    @property
+    def enforcer(self) -> Enforcer:
+        """Access control of this server, once it has started."""
+        assert self._enforcer is not None
+        return self._enforcer
+
     async def start(self) -> None:
         """Load the key-value config and the snapshot, and begin to serve.
 

@@ -20,8 +20,8 @@ from skyroute.wire.codes import CANCELLABLE_CODES, READ_CODES
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, Piece
 from skyroute.wire.errors import FrameError
-from skyroute.wire.fast_path import PreparedResponse, response_pieces
-from skyroute.wire.header import as_response
+from skyroute.wire.fast_path import PreparedResponse
+from skyroute.wire.header import as_response, response_head
 
 log = logging.getLogger(__name__)
 
@@ -404,9 +404,10 @@ class Connection(asyncio.Protocol):
             return 0
         if is_oneway:
             return 0
-        out += response_pieces(response, request.request_id, request.form)
         if not isinstance(response, PreparedResponse):
+            out += (response_head(response, request.request_id, request.form), response.body)
             return len(response.body)
+        out += response.pieces(request.request_id, request.form)
         if response.is_cacheable:
             dispatcher.keep(frame, request, response)
         return response.body_bytes if response.more else len(response.body)

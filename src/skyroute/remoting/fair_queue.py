@@ -94,7 +94,8 @@ class FairQueue:
         self.spent_s += took_s
         if self.is_busy:
             share.virtual_s += took_s
-        share.cost_s = max(took_s, FADING * share.cost_s)
+        faded_s = FADING * share.cost_s
+        share.cost_s = took_s if took_s > faded_s else faded_s
 
     def _plan(self) -> None:
         self.is_busy = True

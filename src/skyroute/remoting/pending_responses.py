@@ -35,7 +35,7 @@ class Responder(Protocol):
 class PendingResponses:
     """Counts them, and writes each when it is there."""
 
-    __slots__ = ("_deferred", "_is_cancellable", "_ordered_task", "frame_bytes", "has_hung_up", "tasks")
+    __slots__ = ("_deferred", "_is_cancellable", "_ordered_task", "frame_bytes", "has_hung_up", "is_full", "tasks")
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -48,11 +48,11 @@ class PendingResponses:
         self._is_cancellable = False
         self.has_hung_up = False
         """Whether the peer reads no more responses. What it sent before is still carried out."""
+        self.is_full = False
+        """Whether the next request must wait. A plain attribute, since it is read for every request."""
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the next request must wait."""
-        return self._ordered_task is not None or self.tasks >= TASKS_MAX or self._deferred >= DEFERRED_MAX
+    def _update_full(self) -> None:
+        self.is_full = self._ordered_task is not None or self.tasks >= TASKS_MAX or self._deferred >= DEFERRED_MAX
 
     @property
     def has_cancellable_work(self) -> bool:
@@ -69,6 +69,8 @@ class PendingResponses:
         """Write a handler's response once it is there."""
         if isinstance(answer, DeferredResponse):
             self._deferred += 1
+            if self._deferred >= DEFERRED_MAX:
+                self.is_full = True
             # Only the id is kept: the request may be large, and the response may take long.
             request_id = None if request.is_oneway else request.request_id
             answer.then(partial(self._end_deferred, connection, request_id, request.form))
@@ -83,14 +85,18 @@ class PendingResponses:
         if is_ordered:
             self._ordered_task = task
             self._is_cancellable = request.code in CANCELLABLE_CODES
+        self._update_full()
 
     def _end_deferred(self, connection: Responder, request_id: int | None, form: int, response: Response) -> None:
         self._deferred -= 1
+        had_no_room = self._deferred == DEFERRED_MAX - 1
+        if had_no_room:
+            self._update_full()
         if connection.writer.is_closing:
             return
         if request_id is not None:
             connection.writer.respond(response, request_id, form)
-        if self._deferred == DEFERRED_MAX - 1:
+        if had_no_room:
             connection.resume()
 
     async def _finish(self, connection: Responder, request: Request, work: Awaitable[Response]) -> None:
@@ -110,5 +116,6 @@ class PendingResponses:
         self.frame_bytes -= frame_bytes
         if self._ordered_task is task:
             self._ordered_task = None
+        self._update_full()
         connection.count_bytes()
         connection.resume()

@@ -31,6 +31,7 @@ class GroupMember:
     lease_s: float
     expires_at: float
     connection: int
+    """The newest connection that it registered on."""
     knows_acting: bool
     """Its registrations have the acting master flag, true or false; those of brokers before 5.0 do not."""
     fingerprint: bytes | None = None
@@ -41,6 +42,8 @@ class GroupMember:
     """Its topics are from a snapshot, and it has not sent its whole table since."""
     ticket: int = 0
     """Arrival number of its last registration."""
+    older_connection: int | None = None
+    """An older connection that it registered on last. The broker is removed when both are closed."""
     held: bool = False
     """Its lease expired and was extended by the mass expiry guard."""
 

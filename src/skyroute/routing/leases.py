@@ -45,23 +45,53 @@ class Leases:
     def on_connection(self, connection: int) -> Iterable[GroupMember]:
         return self._by_connection.get(connection, ())
 
+    def close_connection(self, connection: int) -> list[GroupMember]:
+        """Return the brokers that registered on this connection only. The others keep their other connection."""
+        members = list(self.on_connection(connection))
+        for member in members:
+            if member.older_connection is not None:
+                self._unlink(member, connection)
+                if member.connection == connection:
+                    member.connection = member.older_connection
+                member.older_connection = None
+        return list(self.on_connection(connection))
+
     def expired(self, now: float) -> list[GroupMember]:
         return [member for member in self._by_key.values() if member.expires_at < now]
 
     def add(self, member: GroupMember) -> None:
         self._by_key[member.key] = member
-        self._by_connection.setdefault(member.connection, {})[member] = None
+        self._link(member, member.connection)
+        if member.older_connection is not None:
+            self._link(member, member.older_connection)
 
     def remove(self, member: GroupMember) -> None:
         del self._by_key[member.key]
-        held = self._by_connection[member.connection]
-        del held[member]
-        if not held:
-            del self._by_connection[member.connection]
+        self._unlink(member, member.connection)
+        if member.older_connection is not None:
+            self._unlink(member, member.older_connection)
 
     def change_connection(self, member: GroupMember, connection: int) -> None:
-        """Move a broker to another connection: closing the old one no longer removes it."""
-        if member.connection != connection:
-            self.remove(member)
-            member.connection = connection
-            self.add(member)
+        """Record the connection of a registration.
+
+        A newer connection replaces the known ones: closing these no longer removes the broker. An older one is kept
+        beside the newest, because the order of two registrations on two connections is unknown. Whichever was sent
+        first, closing its connection must not remove the broker.
+        """
+        if connection in (member.connection, member.older_connection):
+            return
+        self.remove(member)
+        if connection > member.connection:
+            member.connection, member.older_connection = connection, None
+        else:
+            member.older_connection = connection
+        self.add(member)
+
+    def _link(self, member: GroupMember, connection: int) -> None:
+        self._by_connection.setdefault(connection, {})[member] = None
+
+    def _unlink(self, member: GroupMember, connection: int) -> None:
+        members = self._by_connection[connection]
+        del members[member]
+        if not members:
+            del self._by_connection[connection]

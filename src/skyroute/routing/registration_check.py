@@ -81,20 +81,19 @@ class RegistrationCheck:
             )
 
     def is_overtaken(self, connection: int) -> bool:
-        """A later registration of the same broker arrived first: on a newer connection, or with a later version.
+        """A later version of the same broker's table arrived first, on this connection or on a newer one.
 
-        Connections are numbered as they arrive. A registration on an older one was sent earlier and delayed by the
-        network. If it took the broker over, the broker would be removed when the older connection closes.
+        Connections are numbered as they arrive. A registration on an older one may have been delayed by the network.
 
-        Versions are not compared for slaves, which copy their master's, nor on a new connection: a broker may restart
-        from an older file. There a smaller counter can be newer.
+        Versions are not compared on a new connection: a broker may restart from an older file, and there a smaller
+        counter can be newer. Nor for slaves on one connection: they copy their master's version.
         """
         known, new = self.known, self.table.version
         if known is None or self.changes_cluster or known.connection < connection:
             return False
-        if known.connection > connection:
-            return known.broker_id == self.registration.broker_id
-        if known.broker_id != MASTER_ID or self.registration.broker_id != MASTER_ID:
+        if known.broker_id != self.registration.broker_id:
+            return False
+        if known.connection == connection and known.broker_id != MASTER_ID:
             return False
         old = known.version
         same_epoch = new.state_version == old.state_version

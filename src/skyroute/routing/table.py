@@ -164,7 +164,7 @@ class RouteTable(RouteTableWriter):
         Args:
             registration: Without a table only if `remembers` returned true.
             connection: Number of the connection it came on, larger than those of older connections. The broker is
-                removed when that connection closes.
+                removed when that connection closes, unless it has registered on another one since.
             now: Monotonic seconds.
             delete_missing_topics: Remove topics that are not in the registration, unless the broker has static topics.
             preparation: Result of `prepare`, without other changes since.
@@ -264,8 +264,8 @@ class RouteTable(RouteTableWriter):
         return tuple(self._leave([member], Cause.UNREGISTERED))
 
     def drop_connection(self, connection: int) -> tuple[RouteEvent, ...]:
-        """Remove every broker that registered on this connection."""
-        return tuple(self._leave(self._leases.on_connection(connection), Cause.CONNECTION_CLOSED))
+        """Remove every broker that registered on this connection and on no other open one."""
+        return tuple(self._leave(self._leases.close_connection(connection), Cause.CONNECTION_CLOSED))
 
     def evict_expired(self, now: float) -> tuple[RouteEvent, ...]:
         """Evict every broker whose lease has expired."""
@@ -350,7 +350,7 @@ class RouteTable(RouteTableWriter):
                 f"no table and no remembered body for {registration.broker_name}[{registration.broker_id}] "
                 f"at {registration.key}"
             )
-        if member.ticket > ticket or member.connection > connection:
+        if member.ticket > ticket:
             member.renew(now)
             return RegistrationOutcome(overtaken=True)
         member.ticket = ticket

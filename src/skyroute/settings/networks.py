@@ -13,19 +13,21 @@ class Networks:
     networks: tuple[Network, ...] = ()
 
     def contains(self, address: str) -> bool:
-        """Return whether an IP address, without a port, is in one of the networks; false for anything else.
+        """Return whether an IP address, without a port, is in one of the networks; false for anything else."""
+        found = parse_source(address) if self.networks else None
+        return found is not None and any(found in network for network in self.networks)
 
-        An IPv4 address that a dual-stack socket shows as `::ffff:10.0.0.5` counts as `10.0.0.5`.
-        """
-        if not self.networks:
-            return False
-        try:
-            found = ipaddress.ip_address(address.partition("%")[0])
-        except ValueError:
-            return False
-        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
-        return any(found in network for network in self.networks)
+
+def parse_source(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Parse the IP address of a peer, without a port; None for anything else.
+
+    An IPv4 address that a dual-stack socket shows as `::ffff:10.0.0.5` counts as `10.0.0.5`.
+    """
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return None
+    return (found.ipv4_mapped or found) if isinstance(found, ipaddress.IPv6Address) else found
 
 
 def parse_networks(text: str) -> Networks:

@@ -138,6 +138,7 @@ class RequestCode(IntEnum):
     PEEK_MESSAGE = 200052
     CHANGE_MESSAGE_INVISIBLETIME = 200053
     NOTIFICATION = 200054
+    POLLING_INFO = 200055
     BATCH_ACK_MESSAGE = 200151
 
 
@@ -194,6 +195,10 @@ READ_CODES: Final = frozenset(
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
             RequestCode.LITE_PULL_MESSAGE,
             RequestCode.GET_ALL_MESSAGE_REQUEST_MODE,
+            RequestCode.QUERY_ASSIGNMENT,
+            RequestCode.PEEK_MESSAGE,
+            RequestCode.NOTIFICATION,
+            RequestCode.POLLING_INFO,
             RequestCode.GET_BROKER_MEMBER_GROUP,
             RequestCode.GET_BROKER_HA_STATUS,
             RequestCode.CONTROLLER_GET_REPLICA_INFO,

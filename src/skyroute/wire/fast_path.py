@@ -53,17 +53,22 @@ class PreparedResponse(Response, frozen=True, gc=False):
     def body_bytes(self) -> int:
         return len(self.body) + sum(map(len, self.more)) if self.more else len(self.body)
 
+    def pieces(self, request_id: int, form: int) -> Sequence[bytes | memoryview]:
+        """Return the pieces of the frame."""
+        body = self.body
+        if not self.header:
+            return response_head(self, request_id, form), body, *self.more
+        header = b'%b,"opaque":%d}' % (self.header, request_id)
+        if not self.more:  # the receipt of a send
+            return (_TWO_WORDS.pack(4 + len(header) + len(body), len(header)) + header, body)
+        return _TWO_WORDS.pack(4 + len(header) + self.body_bytes, len(header)) + header, body, *self.more
+
 
 def response_pieces(response: Response, request_id: int, form: int) -> Sequence[bytes | memoryview]:
     """Return the pieces of a response's frame."""
-    if not isinstance(response, PreparedResponse):
-        return response_head(response, request_id, form), response.body
-    if not response.header:
-        return response_head(response, request_id, form), response.body, *response.more
-    header, body = b'%b,"opaque":%d}' % (response.header, request_id), response.body
-    if not response.more:  # the receipt of a send
-        return _TWO_WORDS.pack(4 + len(header) + len(body), len(header)) + header, body
-    return _TWO_WORDS.pack(4 + len(header) + response.body_bytes, len(header)) + header, body, *response.more
+    if isinstance(response, PreparedResponse):
+        return response.pieces(request_id, form)
+    return response_head(response, request_id, form), response.body
 
 
 def request_header_start(code: int, fields: dict[str, str]) -> bytes:

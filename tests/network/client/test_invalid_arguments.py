@@ -26,6 +26,7 @@ from skyroute.client.errors import ArgumentError
 from skyroute.message.errors import InvalidMessageError, InvalidNameError, TagExpressionError
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import decode_record
+from skyroute.wire.calls.access import AclBody
 from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.codes import RequestCode
 from tests.support.fake_broker import FakeCluster, fake_cluster
@@ -179,15 +180,19 @@ def calls_of(kind: Any) -> list[tuple[str, Any]]:
 
 def fine_values(message: StoredMessage) -> dict[str, Any]:
     return {
+        "acls": [AclBody("User:u")],
+        "actions": ["Pub"],
         "address": NOWHERE,
         "begin": 0,
         "body": b"x",
         "broker": NOWHERE,
         "broker_name": "broker-a",
+        "broker_names": ["broker-a"],
         "client_id": "me",
         "client_ids": ["me"],
         "cluster": "C",
         "config": GroupConfig("g"),
+        "controllers": NOWHERE,
         "destination": "g2",
         "end": 1,
         "execute": lambda _message, _sent: TransactionOutcome.COMMIT,
@@ -196,12 +201,15 @@ def fine_values(message: StoredMessage) -> dict[str, Any]:
         "message": message,
         "message_id": "1",
         "messages": [Message("T", b"x")],
+        "name": "u",
         "namespace": "N",
         "offset": 0,
+        "password": "secret",
         "permission": 6,
         "queue": QUEUE,
         "queues": [QUEUE],
         "recall_handle": "h",
+        "resources": ["Topic:T"],
         "settings": {"name": "value"},
         "source": "g",
         "to": message,

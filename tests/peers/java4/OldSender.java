@@ -26,10 +26,11 @@ public class OldSender {
             try {
                 producer.send(new Message(words[1], "old".getBytes(StandardCharsets.UTF_8)));
                 System.out.println("ok");
-            } catch (MQBrokerException error) {
-                System.out.println(error.getResponseCode());
             } catch (Exception error) {
-                System.out.println(error);
+                // After its last try, the client throws an MQClientException with the broker's refusal as its cause.
+                Throwable cause = error.getCause() == null ? error : error.getCause();
+                System.out.println(cause instanceof MQBrokerException
+                    ? ((MQBrokerException) cause).getResponseCode() : error.toString().replace('\n', ' '));
             }
             producer.shutdown();
         }

@@ -32,7 +32,7 @@ async def read_all(place: Place, topic: str, **options: str) -> list[bytes]:
     began = time.perf_counter()
     # A worker of Spark has no event loop, and waits.
     rows = await asyncio.to_thread(read, where, topic=topic, columns="queue_offset,body", **options)
-    print(f"{len(rows) / (time.perf_counter() - began):,.0f} rows a second")  # noqa: T201 - for whoever looks
+    print(f"{len(rows) / (time.perf_counter() - began):,.0f} rows a second")  # noqa: T201 - for a person who runs it
     return bodies(rows)
 
 

@@ -23,6 +23,7 @@ from skyroute.wire.codes import READ_CODES, RequestCode
 from skyroute.wire.command import Request
 from skyroute.wire.errors import WireError
 from tests.support.clock import ManualClock
+from tests.support.controllers import running
 from tests.support.disks import HERE
 
 
@@ -44,13 +45,22 @@ async def test_every_request_that_a_broker_handles_has_a_row(tmp_path: Path) -> 
         handled = components.handlers()
     finally:
         await components.kill()
-    without = [code for code in handled if code not in NEEDS or NEEDS[code].server is Server.NAME_SERVER]
+    without = [code for code in handled if code not in NEEDS or Server.BROKER not in NEEDS[code].servers]
     assert without == [], "add a row to skyroute/access/needs.py"
 
 
 def test_every_request_that_a_name_server_handles_has_a_row(tmp_path: Path) -> None:
     handled = NameServer(NameServerConfig(kv_config_path=str(tmp_path / "kv.json")))._handlers()
-    without = [code for code in handled if code not in NEEDS or NEEDS[code].server is Server.BROKER]
+    without = [code for code in handled if code not in NEEDS or Server.NAME_SERVER not in NEEDS[code].servers]
+    assert without == [], "add a row to skyroute/access/needs.py"
+
+
+async def test_every_request_that_a_controller_handles_has_a_row(tmp_path: Path) -> None:
+    async with running(tmp_path) as controller:
+        assert controller.server._server is not None
+        handled = set(controller.server._server._context.dispatcher._handlers)
+    assert RequestCode.CONTROLLER_ELECT_MASTER in handled
+    without = [code for code in handled if code not in NEEDS or Server.CONTROLLER not in NEEDS[code].servers]
     assert without == [], "add a row to skyroute/access/needs.py"
 
 

@@ -21,6 +21,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.queue_mappings import QueueMappings
 from skyroute.broker.tables.request_modes import RequestModes
 from skyroute.broker.tables.topics import Topics
 from skyroute.message.host import encode_host
@@ -93,7 +94,8 @@ class State:
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json"), self.config, self.now_ms)
         self.offsets = ConsumerOffsets(JsonFile(folder / "consumerOffset.json"), self.now_ms)
         self.modes = RequestModes(JsonFile(folder / "messageRequestMode.json"))
-        for table in (self.topics, self.groups, self.offsets, self.modes):
+        self.mappings = QueueMappings(JsonFile(folder / "topicQueueMapping.json"), BROKER, self.now_ms)
+        for table in (self.topics, self.groups, self.offsets, self.modes, self.mappings):
             table.load()
         self.store = MessageStore.open(self.folder, SMALL, now_ms=self.now_ms())
         self.clients = ConnectedClients()
@@ -129,6 +131,8 @@ class State:
             self.announce,
             self.now_ms,
             self.step_runner,
+            self.mappings,
+            self.long_polling.complete_queue,
         )
 
     @property
@@ -164,6 +168,7 @@ class State:
             self.now_ms,
             self.long_polling.wake_queue,
             self.step_runner,
+            self.mappings,
         )
 
     async def ask(self, handler: Handler, request: Request) -> Response:

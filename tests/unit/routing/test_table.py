@@ -392,16 +392,45 @@ def test_every_broker_behind_a_closed_connection_leaves() -> None:
 
 
 @pytest.mark.parametrize("fingerprint", [None, b"body"], ids=["with its table", "remembered"])
-def test_a_delayed_registration_of_an_older_connection_does_not_take_the_broker_back(fingerprint: bytes | None) -> None:
+@pytest.mark.parametrize(("first", "last"), [(1, 2), (2, 1)])
+def test_a_broker_that_registered_on_an_older_connection_stays_until_both_are_closed(
+    fingerprint: bytes | None, first: int, last: int
+) -> None:
     table = RouteTable()
     tell(table, registration(fingerprint=fingerprint), connection=1)
     tell(table, registration(fingerprint=fingerprint), connection=2)
     late = registration(fingerprint=fingerprint)
     if fingerprint is not None:
         late = replace(late, table=None)
-    assert table.register(late, connection=1, now=0.0).overtaken
+    assert table.register(late, connection=1, now=0.0).events == ()
+    assert table.drop_connection(first) == ()
+    assert only(table.drop_connection(last), BrokerLeft).address == MASTER
+
+
+def test_a_newer_connection_replaces_all_older_ones() -> None:
+    table = RouteTable()
+    for connection in (2, 1, 3):
+        tell(table, registration(), connection=connection)
+    assert table.drop_connection(1) == table.drop_connection(2) == ()
+    assert only(table.drop_connection(3), BrokerLeft).address == MASTER
+
+
+@pytest.mark.parametrize("broker_id", [0, 1], ids=["master", "slave"])
+def test_a_delayed_older_version_on_an_older_connection_is_ignored(broker_id: int) -> None:
+    table = RouteTable()
+    newer, older = DataVersion(0, 2, 2), DataVersion(0, 1, 1)
+    tell(table, registration(broker_id, version=newer), connection=2)
+    assert table.register(registration(broker_id, version=older), connection=1, now=0.0).overtaken
     assert table.drop_connection(1) == ()
-    assert only(table.drop_connection(2), BrokerLeft).address == MASTER
+    assert only(table.drop_connection(2), BrokerLeft).version == newer
+
+
+def test_a_newer_version_on_an_older_connection_is_applied() -> None:
+    table = RouteTable()
+    tell(table, registration(version=DataVersion(0, 1, 1)), connection=2)
+    tell(table, registration(version=DataVersion(0, 2, 2)), connection=1)
+    assert table.drop_connection(2) == ()
+    assert only(table.drop_connection(1), BrokerLeft).version == DataVersion(0, 2, 2)
 
 
 def test_a_connection_is_not_unused_while_another_of_its_brokers_is_registered() -> None:

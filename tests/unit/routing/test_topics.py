@@ -270,7 +270,7 @@ def test_a_fingerprint_is_forgotten_when_the_same_body_could_change_something(
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda table: table.delete_topic("unknown"), id="a topic nobody has"),
+        pytest.param(lambda table: table.delete_topic("unknown"), id="an unknown topic"),
         pytest.param(lambda table: table.forbid_writes("broker-a"), id="a ban, which the same edition does not lift"),
         pytest.param(lambda table: table.renew(KEY, connection=1, now=1.0), id="a heartbeat"),
         pytest.param(lambda table: tell(table, registration(1, SLAVE, version=2)), id="a slave's new edition"),

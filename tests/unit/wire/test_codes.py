@@ -44,7 +44,7 @@ def test_our_own_code_is_not_one_of_apaches() -> None:
 
 
 def test_every_response_code_of_clients_is_defined() -> None:
-    """All of Java's, except those between jRaft controllers, inside a proxy, and of transactions that nobody sends."""
+    """All of Java's, except those between jRaft controllers, inside a proxy, and unused ones of transactions."""
     in_java = json.loads(golden_line("apache-5.5.0/codes.json"))["responses"]
     elsewhere = ("CONTROLLER_JRAFT_", "CONTROLLER_BROKER_LIVE_", "RPC_", "TRANSACTION_S", "LITE_", "LMQ_")
     assert {name for name in in_java if not name.startswith(elsewhere)} == {code.name for code in ResponseCode}

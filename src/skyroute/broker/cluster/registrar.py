@@ -4,13 +4,15 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
+from skyroute.broker.tables.queue_mappings import QueueMappings
 from skyroute.broker.tables.topics import Topics
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
@@ -18,7 +20,7 @@ from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.remoting.signing import Signer
 from skyroute.routing.registration import Registration, TopicTable
-from skyroute.routing.topology import Permission, QueueSettings
+from skyroute.routing.topology import Permission, QueueSettings, StaticMapping
 from skyroute.wire.calls.registration import (
     Unregistration,
     decode_registration_reply,
@@ -105,8 +107,10 @@ class Registrar:
         clock: Clock,
         tls: ssl.SSLContext | None = None,
         signer: Signer | None = None,
+        mappings: QueueMappings | None = None,
     ) -> None:
         self._identity = identity
+        self._mappings = mappings
         self._topics = topics
         self._config = config
         self._clock = clock
@@ -285,7 +289,8 @@ class Registrar:
         Return False if the name server refuses. It then has forgotten us, or is of 4.x and does not know 217.
         """
         narrowed = self._limited(topics)
-        if self._config.register_single_topics:
+        mappings = self._summaries(narrowed)
+        if self._config.register_single_topics and not mappings:  # 217 has no mappings of static topics
             requests = (
                 encode_topic_registration(
                     topic.name,
@@ -296,7 +301,7 @@ class Registrar:
             )
             responses = await asyncio.gather(*(self._call(channel, request) for request in requests))
             return all(response.code == ResponseCode.SUCCESS for response in responses)
-        response = await self._call(channel, encode_registration(self._registration(), narrowed))
+        response = await self._call(channel, encode_registration(self._registration(mappings), narrowed))
         if response.code != ResponseCode.SUCCESS:
             return False
         self._topics.mark_ordered(decode_registration_reply(response).ordered_topics)
@@ -336,7 +341,14 @@ class Registrar:
 
     # Requests
 
-    def _registration(self) -> Registration:
+    def _summaries(self, topics: Iterable[TopicConfig]) -> dict[str, StaticMapping]:
+        """Return what name servers get of the static topics among some topics."""
+        if not self._mappings:
+            return {}
+        found = ((topic.name, self._mappings.get(topic.name)) for topic in topics)
+        return {name: mapping.summary() for name, mapping in found if mapping is not None}
+
+    def _registration(self, mappings: Mapping[str, StaticMapping] = MappingProxyType({})) -> Registration:
         own, config = self._identity, self._config
         acting = config.acting_master_enabled
         return Registration(
@@ -347,7 +359,7 @@ class Registrar:
             ha_address=None,  # this broker does not replicate: no port for slaves is open
             acting_master=acting,
             lease_s=config.lease_s if acting else None,
-            table=TopicTable(self._topics.version),
+            table=TopicTable(self._topics.version, mappings=mappings),
         )
 
     def _limited(self, topics: Iterable[TopicConfig]) -> list[TopicConfig]:
@@ -369,7 +381,8 @@ class Registrar:
             always = self._config.compress_registration
             depends_on = (self._topics.version, self._config.broker_permission, always)
             if self._encoded is None or self._encoded[0] != depends_on:
-                registration, topics = self._registration(), list(self._topics.all().values())
+                topics = list(self._topics.all().values())
+                registration = self._registration(self._summaries(topics))
                 if len(topics) >= IN_THREAD_FROM:
                     request = await asyncio.to_thread(self._encode_all, registration, topics, always=always)
                 else:

@@ -109,6 +109,10 @@ class LongPolling:
         if work is not None:
             self._begin([work])
 
+    def complete_queue(self, topic: str, queue_id: int) -> None:
+        """Respond to the pulls of one queue as if their timeout were over."""
+        self._begin([self._complete(list(self._by_queue.get((topic, queue_id), ())))])
+
     def _check(self, queue: tuple[str, int]) -> Iterator[None] | None:
         """Return the work of checking a queue's pulls again; None if it is under way, which then repeats."""
         is_under_way = queue in self._checking
@@ -138,13 +142,16 @@ class LongPolling:
 
     def _time_out(self, tick: int) -> Iterator[None]:
         try:
-            for pull in list(self._by_tick.get(tick, ())):  # empty if all were completed since
-                if pull.waits:
-                    self._remove(pull)
-                    pull.answer.give(_or_error(pull.time_out))
-                yield
+            yield from self._complete(list(self._by_tick.get(tick, ())))  # empty if all were completed since
         finally:
             self._expiring.remove(tick)
+
+    def _complete(self, pulls: Iterable[SuspendedPull]) -> Iterator[None]:
+        for pull in pulls:
+            if pull.waits:
+                self._remove(pull)
+                pull.answer.give(_or_error(pull.time_out))
+            yield
 
     def drop(self, connection: int) -> None:
         """Drop the pulls of a closed connection."""

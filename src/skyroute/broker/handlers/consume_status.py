@@ -13,6 +13,7 @@ from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.queue_mappings import QueueMappings
 from skyroute.broker.tables.topics import Topics
 from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
@@ -62,6 +63,7 @@ class ConsumeStatusHandlers:
     wake: Callable[[str, int], None]
     """Wakes the suspended pulls of a queue."""
     step_runner: StepRunner
+    mappings: QueueMappings
 
     def group_status(self, request: Request, _peer: Peer) -> Answer:
         """Return a group's offsets and lag; each queue has its state at the time it is read."""
@@ -99,9 +101,12 @@ class ConsumeStatusHandlers:
         return TopicProgress(topic, self.identity.name, progress, self.stats.fetch_rate(group, topic))
 
     def _queue_progress(self, group: str, topic: str, queue_id: int) -> QueueProgress:
-        offset = max(self.offsets.get(group, topic, queue_id) or 0, 0)
+        committed = self.offsets.get(group, topic, queue_id)
+        offset = max(committed or 0, 0)
+        if committed is None and self.mappings.get(topic) is not None:
+            offset = -1  # tools then take the offset of another item of the logical queue
         pulled = self.offsets.pulled(group, topic, queue_id) or 0
-        last_at_ms = self.store.stored_at_ms(topic, queue_id, offset - 1) if offset else None
+        last_at_ms = self.store.stored_at_ms(topic, queue_id, offset - 1) if offset > 0 else None
         return QueueProgress(
             self.store.max_offset(topic, queue_id), offset, max(offset, pulled), 0 if last_at_ms is None else last_at_ms
         )

@@ -23,6 +23,7 @@ from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.attributes import MESSAGE_TYPE, MIXED, TOPIC_ATTRIBUTES, alter
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.queue_mappings import QueueMappings
 from skyroute.broker.tables.table_format import entry_pieces
 from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.message.errors import InvalidNameError
@@ -32,7 +33,9 @@ from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
+from skyroute.wire.calls.static_topics import decode_mapping, encode_config_and_mapping, force_wanted, mapping_pieces
 from skyroute.wire.calls.topics import (
+    MappingTable,
     QueueSpan,
     TopicConfig,
     TopicPage,
@@ -51,7 +54,7 @@ from skyroute.wire.calls.topics import (
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.data_version import Version
-from skyroute.wire.fields import required_name
+from skyroute.wire.fields import required_name, truth
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,9 @@ class TopicHandlers:
     announce: Announce
     now_ms: Callable[[], int]
     step_runner: StepRunner
+    mappings: QueueMappings
+    complete_pulls: Callable[[str, int], None]
+    """Responds to the suspended pulls of a physical queue."""
     table_cache: ResponseCache = field(default_factory=ResponseCache)
     """The last body with all topics."""
 
@@ -78,6 +84,29 @@ class TopicHandlers:
         """Create or update a topic."""
         config = self._checked(decode_topic_update(request))
         return self._save_and_announce([config]) if self._put(config, peer) else Response()
+
+    def update_static(self, request: Request, peer: Peer) -> Answer:
+        """Create or update a static topic: its physical queues and the mapping of its logical queues."""
+        config = self._checked(decode_topic_update(request))
+        mapping = decode_mapping(request.body)
+        if mapping.topic != config.name:
+            raise _invalid(f"the mapping is of topic {mapping.topic[:80]!r} (expected {config.name!r})")
+        self.mappings.put(mapping, force=force_wanted(request.fields))
+        if not self._put(config, peer):
+            self.topics.renew()  # name servers read mappings with a new version only
+        log.info(
+            "static topic set topic=%s epoch=%d logical_queues=%d of=%d peer=%s",
+            *(config.name, mapping.epoch, len(mapping.hosted), mapping.total_queues, peer.address),
+        )
+        for items in mapping.hosted.values():
+            for item in items:
+                if item.broker_name == mapping.broker_name:  # its consumers may have to go to another broker now
+                    self.complete_pulls(config.name, item.queue_id)
+        return self._save_static(config)
+
+    async def _save_static(self, config: TopicConfig) -> Response:
+        await self.mappings.table_file.save()
+        return await self._save_and_announce([config])
 
     def update_many(self, request: Request, peer: Peer) -> Answer:
         """Create or update several topics; if one is invalid, none is changed."""
@@ -151,6 +180,7 @@ class TopicHandlers:
         for name in names:
             if self.topics.delete(name):
                 log.info("topic deleted topic=%s peer=%s", name, peer.address)
+            self.mappings.delete(name)
             self.stats.forget_topic(name)
         deleting = ExitStack()  # entered now: no topic may be created again before its queues are removed
         for name in names:
@@ -160,7 +190,8 @@ class TopicHandlers:
     async def _delete(self, names: Collection[str], deleting: ExitStack) -> Response:
         with deleting:
             await self.step_runner.run(self._remove(names))
-        await asyncio.gather(self.topics.table_file.save(), self.offsets.table_file.save())
+        tables = (self.topics, self.offsets, self.mappings)
+        await asyncio.gather(*(table.table_file.save() for table in tables))
         return Response()
 
     def _remove(self, names: Collection[str]) -> Generator[None, None, None]:
@@ -186,13 +217,23 @@ class TopicHandlers:
         wire_version = Version.of(version)
         if query is None:
             return self.step_runner.answer(self._all(wire_version))
-        return encode_topic_page(TopicPage(cut_page(topics, query, wire_version), wire_version, len(topics)))
+        page = cut_page(topics, query, wire_version)
+        mappings = {name: mapping for name, mapping in self.mappings.all().items() if name in page}
+        return encode_topic_page(
+            TopicPage(page, wire_version, len(topics)), MappingTable(mappings, Version.of(self.mappings.version))
+        )
 
     def _all(self, wire_version: Version) -> Steps:
         topics = self.topics.all()
         fields = {"totalTopicNum": str(len(topics))}
         pieces = yield from self.table_cache.find(
-            wire_version, lambda: topic_table_pieces(entry_pieces(topics), wire_version)
+            (wire_version, self.mappings.version),
+            lambda: topic_table_pieces(
+                entry_pieces(topics),
+                wire_version,
+                mapping_pieces(dict(self.mappings.all())),
+                Version.of(self.mappings.version),
+            ),
         )
         return make_response(pieces, fields)
 
@@ -202,7 +243,8 @@ class TopicHandlers:
         config = self.topics.get(topic)
         if config is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic[:255]}")
-        return encode_topic_config(config)
+        mapping = self.mappings.get(topic) if truth(request.fields, "lo") else None
+        return encode_topic_config(config) if mapping is None else encode_config_and_mapping(config, mapping)
 
     def status(self, request: Request, _peer: Peer) -> Answer:
         """Return the first and last offset of each queue of a topic, each as of the time it is read."""

@@ -151,6 +151,32 @@ class CommitLog:
             raise
         self.end = position + len(records)
 
+    def append_foreign(self, data: bytes) -> None:
+        """Append bytes of another broker's log, cut anywhere; new segments begin where files of that log do.
+
+        Raises:
+            FileWriteError: a part may be appended; `end` says how much.
+        """
+        while data:
+            segment = self._log.find(self.end)
+            if segment is None:
+                segment = self._log.add(self.end)
+                self.limit = segment.stop - SEGMENT_END_BYTES
+            part = data[: segment.stop - self.end]
+            segment.write(self.end - segment.start, part)
+            self.end += len(part)
+            data = data[len(part) :]
+
+    def begin_at(self, position: int) -> None:
+        """Let a log without a byte begin at another position.
+
+        Raises:
+            FileWriteError: an empty file cannot be removed.
+        """
+        self._log.remove_all()
+        self.end = self.flushed = position
+        self.limit = 0
+
     def touch_ahead(self, distance: int, size: int) -> None:
         """Read bytes at a distance behind the end of the log, so that the system has found their pages before a write.
 
@@ -264,14 +290,16 @@ class CommitLog:
 
 
 def scan_segment(
-    segment: Segment, position: int, topics: dict[bytes, str]
+    segment: Segment, position: int, topics: dict[bytes, str], log_end: int | None = None
 ) -> Generator[ScannedTuple, None, tuple[int, bool]]:
     """Yield the intact records of a segment from a position on, as `ScannedRecord` tuples.
 
+    With `log_end`, bytes are known to be complete up to there, and records end before it.
     Returns the position behind them, and whether that is the end of the segment; otherwise see `log_scan`.
     """
     view = segment.content
     at, end, start = position - segment.start, segment.size, segment.start
+    limit = end if log_end is None else min(log_end - start, end)
     read_head = _SCANNED[0].unpack_from
     released_at = at
     size: int
@@ -306,12 +334,16 @@ def scan_segment(
             if (
                 own_position != start + at
                 or body_bytes < 0
-                or stop > end
+                or stop > limit
                 or topic_stop + 2 + (view[topic_stop] << 8 | view[topic_stop + 1]) != stop
                 or (body_bytes and crc32(view[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc)
             ):
                 break
-            if not view[stop - 1] and is_torn(view, stop - 1 if stop > topic_stop + 2 else topic_stop - 1, stop):
+            if (
+                not view[stop - 1]
+                and log_end is None
+                and is_torn(view, stop - 1 if stop > topic_stop + 2 else topic_stop - 1, stop)
+            ):
                 break
             raw_topic = view[topic_at:topic_stop]
             topic = topics.get(raw_topic)

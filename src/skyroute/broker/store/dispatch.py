@@ -334,6 +334,21 @@ class Dispatcher:
         except DiskFullError:
             self._ledger.give_up()
 
+    def end_ledger(self) -> None:
+        """Remove the ledger before a truncation: a start after a crash reads the log instead."""
+        self._ledger.give_up()
+
+    def resume_ledger(self, queues: Iterable[TopicQueue]) -> None:
+        """Write the ledger again after a truncation; on a full disk, run without one.
+
+        Raises:
+            FileWriteError: it cannot be written for another reason.
+        """
+        try:
+            self._ledger.resume(queues, self._log.end)
+        except DiskFullError:
+            self._ledger.give_up()
+
     def note_ends(self, queues: Iterable[TopicQueue]) -> None:
         """Write the first and last offsets of queues to the ledger."""
         for queue in queues:

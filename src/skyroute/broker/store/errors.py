@@ -17,3 +17,7 @@ class StoreClosedError(StorageError):
 
 class RecordTooLargeError(StorageError):
     """A message, or a batch that must stay together, is larger than a segment of the log."""
+
+
+class ForeignLogError(StorageError):
+    """Bytes of another broker's log do not continue this one, or belong to files of another size."""

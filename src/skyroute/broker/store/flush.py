@@ -53,6 +53,12 @@ class Flush:
         self.index_ms = index_ms
         self.on_disk = on_disk
 
+    def forget_behind(self, position: int) -> None:
+        """Note that the log was truncated while the flush runs: what it has behind the position counts no more."""
+        if self.log_end > position:
+            self.log_end = position
+            self.queues_ms = None
+
     def cancel(self) -> None:
         """Close the files without waiting."""
         self._files.close()

@@ -14,7 +14,7 @@ import msgspec
 from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.dispatch import BACKLOG_MAX, LONG_PROPERTIES_BYTES, NOT_IN_QUEUE, Dispatcher, PlacedBatch
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
-from skyroute.broker.store.errors import StoreClosedError
+from skyroute.broker.store.errors import ForeignLogError, StoreClosedError
 from skyroute.broker.store.files.abort_file import AbortFile, Shutdown
 from skyroute.broker.store.files.checkpoint import Checkpoint
 from skyroute.broker.store.files.folder_lock import lock_folder
@@ -27,9 +27,10 @@ from skyroute.broker.store.queues.batch_queue import BATCH_MESSAGES_MAX, BatchQu
 from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, QueueLedger
 from skyroute.broker.store.queues.queue_table import QueueTable
 from skyroute.broker.store.reader import StoreReader
-from skyroute.broker.store.recovery.damage import DamageFile, DamageReport
+from skyroute.broker.store.recovery.damage import CutTail, DamageFile, DamageReport
 from skyroute.broker.store.recovery.queue_check import QueueState
-from skyroute.broker.store.recovery.recover import Recovered, recover
+from skyroute.broker.store.recovery.recover import Recovered, recover, save_tail
+from skyroute.broker.store.replicated_log import ReplicatedLog
 from skyroute.broker.store.retention import Expired, remove_expired
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.files.disk import Disk
@@ -52,6 +53,11 @@ class MessageStore(StoreReader):
         self._last_stored_ms = 0
         self._refusal: StorageError | None = None
         """Why nothing can be appended: the store is closed, or the disk is full."""
+        self._partial: int | None = None
+        """Position of the partial record at the end of a slave's log, until its next bytes arrive."""
+        self._replicated: ReplicatedLog | None = None
+        """Set by the first bytes of another broker's log."""
+        self._running_flush: Flush | None = None
         self.recovered: Recovered | None = None
         self.damage = DamageReport()
         """Known damage of the log."""
@@ -91,10 +97,12 @@ class MessageStore(StoreReader):
         now_ms: int,
         disk: Disk | None = None,
         is_batch_topic: Callable[[str], bool] | None = None,
+        follows: bool = False,
     ) -> Self:
         """Open a folder, create missing files, and recover from a crash or damage.
 
         `is_batch_topic` decides whether the queues of a new topic are batch queues, which keep batches whole.
+        `follows` keeps the partial record at the end of a slave's log, for `append_raw`; otherwise it is cut off.
 
         Raises:
             StoreLockedError: another broker has it open.
@@ -104,6 +112,8 @@ class MessageStore(StoreReader):
         store = cls(folder, settings or StoreSettings(), disk or Disk(), is_batch_topic)
         try:
             store._recover(now_ms)
+            if store.whole_end < store.max_position and not follows:
+                store.truncate_to(store.whole_end, now_ms)
         except BaseException:
             store._closing.close()
             raise
@@ -128,6 +138,10 @@ class MessageStore(StoreReader):
             is_exact=shutdown in (Shutdown.CLEAN, Shutdown.PROCESS_DIED),
             make_batch_topic=self._queues.make_batch_folder,
         )
+        closed_end = self._checkpoint.closed_end if shutdown is Shutdown.CLEAN else None
+        partial = self._checkpoint.partial_record
+        if closed_end is not None and partial is not None and self._log.start <= partial < closed_end:
+            self._partial = partial
         damage_file = DamageFile(self.folder, self._disk)
         known_damage = damage_file.load()
         self.recovered = recover(
@@ -136,7 +150,10 @@ class MessageStore(StoreReader):
             shutdown=shutdown,
             now_ms=now_ms,
             begin_rebuild=self._begin_rebuild,
+            partial_record=self._partial,
         )
+        if self._partial is not None:
+            self._checkpoint.note_dispatched(self._partial, 0)
         self._checkpoint.end_batch()
         if shutdown is Shutdown.PROCESS_DIED:
             synced_end, index_file = (0, 0) if on_disk is None else (on_disk.end, on_disk.index_file)
@@ -173,6 +190,7 @@ class MessageStore(StoreReader):
                 self._dispatcher.write_all()
                 self._dispatcher.end_index_process()
                 self.flush()
+                self._checkpoint.note_partial(self.whole_end if self.whole_end < self._log.end else None)
                 self._checkpoint.note_closed(self._log.end)
                 self._abort.remove()
         finally:
@@ -336,6 +354,123 @@ class MessageStore(StoreReader):
         """
         self._dispatcher.write()
 
+    # ------------------------------------------------------------------------------------------------------ replication
+
+    @property
+    def whole_end(self) -> int:
+        """The position behind the last whole record of a log whose bytes come from another broker."""
+        if self._replicated is not None:
+            return self._replicated.position
+        return self._log.end if self._partial is None else self._partial
+
+    def append_raw(self, position: int, data: bytes) -> None:
+        """Append bytes of another broker's log as they come; `dispatch_raw` then makes whole records visible.
+
+        An empty log begins at `position`.
+
+        Raises:
+            ForeignLogError: the bytes do not continue this log; nothing is appended.
+            FileWriteError: a part may be appended; `max_position` says how much.
+            StoreClosedError: the store is closed, or a flush has failed.
+        """
+        if self._refusal is not None or self._dispatcher.failure is not None:
+            self._refuse()
+        log = self._log
+        if position != log.end:
+            if log.end != log.start:
+                raise ForeignLogError(f"bytes at {position} do not continue a log that ends at {log.end}")
+            if position < 0 or position % log.segment_bytes:
+                raise ForeignLogError(
+                    f"an empty log cannot begin at {position}, inside a file of {log.segment_bytes} bytes; "
+                    "set mappedFileSizeCommitLog to the master's value"
+                )
+            log.begin_at(position)
+            self._checkpoint.note_rebuild(position)
+            self._replicated = None
+        if self._replicated is None:
+            self._replicated = ReplicatedLog(log, self._queues, self._dispatcher, self.whole_end)
+            self._partial = None
+        log.append_foreign(data)
+
+    def dispatch_raw(self) -> tuple[dict[tuple[str, int], None], bool]:
+        """Dispatch some appended records for a few milliseconds.
+
+        Returns the topics and queues with new messages, and whether to call again.
+
+        Raises:
+            ForeignLogError: the other broker's log has files of another size.
+            FileWriteError: units or keys cannot be written; a later call tries again.
+        """
+        if self._replicated is None:
+            return {}, False
+        found = self._replicated.step()
+        self._last_stored_ms = max(self._last_stored_ms, self._replicated.stored_ms)
+        return found
+
+    def log_range(self, position: int, bytes_max: int) -> tuple[int, int, int] | None:
+        """Return descriptor, offset in the file and size of a range of the log, within one file; None if it has none.
+
+        The descriptor is for immediate use: it may be closed when other files are opened.
+
+        Raises:
+            FileWriteError, FileReadError: the file cannot be opened.
+        """
+        segment = self._log.find(position) if position >= 0 else None
+        if segment is None:
+            return None
+        size = min(bytes_max, segment.stop - position, self._log.end - position)
+        return (segment.descriptor, position - segment.start, size) if size > 0 else None
+
+    def truncate_to(self, position: int, now_ms: int) -> tuple[CutTail, ...]:
+        """Drop everything from a position of the log on; return the files that keep what was cut off.
+
+        A record around the position stays in part, and in no queue, until `append_raw` completes it.
+
+        Raises:
+            ForeignLogError: the log begins behind this position; nothing is dropped.
+            FileWriteError: the store has to be opened again.
+        """
+        log, dispatcher = self._log, self._dispatcher
+        if position >= log.end:
+            return ()
+        if position < log.start:
+            raise ForeignLogError(f"the log cannot be cut at {position}: it begins at {log.start}")
+        dispatcher.write_all()
+        dispatcher.end_index_process()
+        whole_end = self._find_whole_end(position)
+        cuts = tuple(save_tail(log, position, now_ms, self._disk))
+        dispatcher.end_ledger()
+        self._checkpoint.note_rebuild(whole_end)  # a start after a crash continues from here
+        log.truncate(position)
+        for queue in self._queues.by_key.values():
+            queue.truncate_to(whole_end)
+        if self._index is not None:
+            self._index.truncate_to(whole_end, slots_are_sound=True)
+        dispatcher.resume_ledger([queue for queue in self._queues.by_key.values() if queue.written_end])
+        if self._running_flush is not None:
+            self._running_flush.forget_behind(position)
+        self.damage = self.damage.merge((), cuts, range(log.start, log.end))
+        log.damaged.set_ranges((each.position, each.end) for each in self.damage.ranges)
+        DamageFile(self.folder, self._disk).save(self.damage)
+        self._replicated, self._partial = None, whole_end if whole_end < position else None
+        return cuts
+
+    def _find_whole_end(self, position: int) -> int:
+        """Return the end of the last record that ends at or before a position."""
+        if position >= self.whole_end:
+            return self.whole_end
+        segment = self._log.find(position)
+        if segment is None or position == segment.start:
+            return position
+        at = segment.start
+        for queue in self._queues.by_key.values():
+            unit = queue.last_before(position)
+            if unit is not None and unit[0] >= at:
+                at = unit[0]
+        while (record := self._log.record_at(at)) is not None and at + len(record) <= position:
+            at += len(record)
+        return at if record is not None else position
+
     # --------------------------------------------------------------------------------------------------------- flushing
 
     def flush(self, *, thorough: bool = True) -> None:
@@ -363,7 +498,7 @@ class MessageStore(StoreReader):
         """
         if thorough:
             self._dispatcher.try_write()
-        flush = Flush(self._disk, self._log.end, self._last_stored_ms)
+        flush = self._running_flush = Flush(self._disk, self._log.end, self._last_stored_ms)
         try:
             self._log.add_unflushed_to(flush)
             if thorough:

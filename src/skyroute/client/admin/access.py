@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterable
 
+from skyroute.client.admin.arguments import check_strings
 from skyroute.client.admin.base import AdminBase, call_all
-from skyroute.client.arguments import check_texts, check_texts_or_none
+from skyroute.client.arguments import check_flags, check_texts, check_texts_or_none, listed
+from skyroute.client.errors import ArgumentError
 from skyroute.wire.calls.access import (
     AclBody,
     AclDeletion,
@@ -47,6 +49,7 @@ class AccessAdmin(AdminBase):
             SomeFailedError: some brokers failed.
         """
         check_texts(name=name, password=password)
+        check_flags(is_super=is_super)
         body = UserBody(name, password, "Super" if is_super else "Normal")
         return await self._tell(lambda: encode_create_user(body), broker, cluster)
 
@@ -68,6 +71,9 @@ class AccessAdmin(AdminBase):
         """
         check_texts(name=name)
         check_texts_or_none(password=password)
+        for flag, value in (("is_super", is_super), ("is_enabled", is_enabled)):
+            if value is not None:
+                check_flags(**{flag: value})
         kind = None if is_super is None else "Super" if is_super else "Normal"
         status = None if is_enabled is None else "enable" if is_enabled else "disable"
         body = UserBody(name, password, kind, status)
@@ -90,6 +96,7 @@ class AccessAdmin(AdminBase):
     async def users(self, broker: str, contains: str = "") -> list[UserBody]:
         """Return the users of one server whose names contain a text."""
         check_texts(broker=broker)
+        check_strings(contains=contains)
         return decode_users((await self.session.ask(broker, encode_user_list_query(contains))).body)
 
     async def put_policy(
@@ -123,8 +130,9 @@ class AccessAdmin(AdminBase):
             SomeFailedError: some brokers failed.
         """
         check_texts(name=name, decision=decision, kind=kind)
-        wanted, origins = tuple(actions), tuple(sources)
-        entries = tuple(EntryBody(resource, wanted, origins, decision) for resource in resources)
+        check_flags(is_update=is_update)
+        wanted, origins = _texts("actions", actions), _texts("sources", sources)
+        entries = tuple(EntryBody(resource, wanted, origins, decision) for resource in _texts("resources", resources))
         body = AclBody(f"User:{name}", (PolicyBody(kind, entries),))
         encode = encode_update_acl if is_update else encode_create_acl
         return await self._tell(lambda: encode(body), broker, cluster)
@@ -135,7 +143,12 @@ class AccessAdmin(AdminBase):
         Raises:
             NoPermissionError: a user does not exist there, or this account may not do it.
         """
-        for acl in acls:
+        check_texts(broker=broker)
+        copied = listed("acls", acls, "AclBody")
+        for acl in copied:
+            if not isinstance(acl, AclBody):
+                raise ArgumentError(f"each of acls is {acl!r}: expected an AclBody, as `all_policies` returns")
+        for acl in copied:
             await self.session.ask(broker, encode_create_acl(acl))
 
     async def delete_policy(
@@ -170,6 +183,7 @@ class AccessAdmin(AdminBase):
     async def all_policies(self, broker: str, subject: str = "", resource: str = "") -> list[AclBody]:
         """Return the policies of one server whose subjects and resources contain texts."""
         check_texts(broker=broker)
+        check_strings(subject=subject, resource=resource)
         return decode_acls((await self.session.ask(broker, encode_acl_list_query(subject, resource))).body)
 
     async def _tell(self, encode: Callable[[], Request], broker: str | None, cluster: str | None) -> list[str]:
@@ -177,3 +191,10 @@ class AccessAdmin(AdminBase):
             return await self.session.ask(address, encode())
 
         return list(await call_all(await self.addresses(broker=broker, cluster=cluster), call))
+
+
+def _texts(name: str, values: object) -> tuple[str, ...]:
+    texts = listed(name, values, "strings")
+    for text in texts:
+        check_texts(**{f"each of {name}": text})
+    return tuple(texts)

@@ -83,7 +83,7 @@ class ControllerAdmin(ClusterAdmin):
         """
         check_texts(cluster=cluster, broker_name=broker_name)
         if broker_id is not None:
-            _check_broker_id(broker_id)
+            _check_broker_id(broker_id=broker_id)
         asked = ElectionRequest(cluster, broker_name, broker_id, designate=broker_id is not None)
         response = await self._ask_leader(controllers, encode_election_request(asked, self._now_ms()))
         return decode_master(response.fields)
@@ -108,7 +108,7 @@ class ControllerAdmin(ClusterAdmin):
         check_flags(living=living)
         ids = None if broker_ids is None else frozenset(listed("broker_ids", broker_ids, "broker ids"))
         for broker_id in ids or ():
-            _check_broker_id(broker_id)
+            _check_broker_id(**{"each of broker_ids": broker_id})
         if ids is not None and not ids:
             raise ArgumentError("broker_ids is empty: expected ids, or None for the whole group")
         await self._ask_leader(controllers, encode_cleanup(Cleanup(cluster, broker_name, ids, living), self._now_ms()))
@@ -159,6 +159,7 @@ def _addresses(controllers: str) -> list[str]:
     return found
 
 
-def _check_broker_id(broker_id: object) -> None:
-    if not isinstance(broker_id, int) or isinstance(broker_id, bool) or not 0 < broker_id < 1 << 63:
-        raise ArgumentError(f"broker id is {broker_id!r}: expected a number from 1")
+def _check_broker_id(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 63:
+            raise ArgumentError(f"{name} is {value!r}: expected a number from 1")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -213,3 +213,56 @@ def encode_pull_answer(answer: PullAnswer, remark: str | None = None, records: S
     if sum(map(len, records)) < PIECE_BYTES_MIN * len(records):
         return Response(answer.status.value, remark, fields, b"".join(records))
     return PreparedResponse(answer.status.value, remark, fields, more=records)
+
+
+# Pulls of static topics, whose logical queues consist of physical queues
+
+
+def physical_pull(request: Request, queue_id: int, offset: int, commit: int | None, *, suspend: bool) -> Request:
+    """Return a pull with another queue and offset, and other offset to commit; without `suspend`, no long polling.
+
+    Raises:
+        FieldError: the flags are malformed.
+    """
+    flag = required_int(request.fields, "sysFlag") & ~_COMMIT_OFFSET
+    if commit is not None:
+        flag |= _COMMIT_OFFSET
+    if not suspend:
+        flag &= ~_SUSPEND
+    changed = {"queueId": queue_id, "queueOffset": offset, "commitOffset": commit or 0, "sysFlag": flag}
+    fields = request.fields | {name: str(value) for name, value in changed.items()}
+    return msgspec.structs.replace(request, fields=fields)
+
+
+class PullPosition(NamedTuple):
+    """The code and the offsets of a response to a pull."""
+
+    code: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+def pull_position(response: Response) -> PullPosition | None:
+    """Return the code and the offsets of a response to a pull; None if it is an error.
+
+    Raises:
+        FieldError: an offset is missing or malformed.
+    """
+    if response.code not in PULL_CODES:
+        return None
+    fields = response.fields or {}
+    names = ("nextBeginOffset", "minOffset", "maxOffset")
+    return PullPosition(response.code, *(required_int(fields, name) for name in names))
+
+
+def move_pull(response: Response, position: PullPosition, offset_delta: int) -> Response:
+    """Return a response to a pull with other code and offsets, and what to add to the offsets in its records."""
+    fields = {
+        **(response.fields or {}),
+        "nextBeginOffset": str(position.next_offset),
+        "minOffset": str(position.min_offset),
+        "maxOffset": str(position.max_offset),
+        "offsetDelta": str(offset_delta),
+    }
+    return msgspec.structs.replace(response, code=position.code, fields=fields)

@@ -376,23 +376,37 @@ def decode_topic_page(response: Response) -> TopicPage:
     return TopicPage(decoded.topic_config_table, decoded.data_version, total if total >= 0 else None)
 
 
-def encode_topic_page(page: TopicPage) -> Response:
-    """Encode one page of a broker's topics, without static topics."""
+class MappingTable(msgspec.Struct, frozen=True):
+    """Mappings of static topics by topic, as `wire/calls/static_topics.py` has them, and their version."""
+
+    mappings: Mapping[str, msgspec.Struct] = {}
+    version: Version = Version()
+
+
+_NO_MAPPINGS: Final = MappingTable()
+
+
+def encode_topic_page(page: TopicPage, static: MappingTable = _NO_MAPPINGS) -> Response:
+    """Encode one page of a broker's topics, with the mappings of static topics."""
     body = {
         "dataVersion": page.version,
-        "mappingDataVersion": Version(),
+        "mappingDataVersion": static.version,
         "topicConfigTable": page.topics,
-        "topicQueueMappingDetailMap": {},
+        "topicQueueMappingDetailMap": static.mappings,
     }
     return Response(fields={"totalTopicNum": str(page.total)}, body=msgspec.json.encode(body))
 
 
-def topic_table_pieces(entries: Iterable[bytes], version: Version) -> Iterator[bytes]:
+def topic_table_pieces(
+    entries: Iterable[bytes], version: Version, mappings: Iterable[bytes], mapping_version: Version
+) -> Iterator[bytes]:
     """Encode the body of `encode_topic_page` for all topics, in pieces."""
-    versions = msgspec.json.encode(version), msgspec.json.encode(Version())
+    versions = msgspec.json.encode(version), msgspec.json.encode(mapping_version)
     yield b'{"dataVersion":%b,"mappingDataVersion":%b,"topicConfigTable":{' % versions
     yield from entries
-    yield b'},"topicQueueMappingDetailMap":{}}'
+    yield b'},"topicQueueMappingDetailMap":{'
+    yield from mappings
+    yield b"}}"
 
 
 class QueueSpan(

@@ -1,6 +1,6 @@
 """The checkpoint file: up to where log, queues and index are written, and on disk.
 
-Apache's broker reads and writes three times. Five notes of ours are behind them, where Apache's broker does not look.
+Apache's broker reads and writes three times. Six notes of ours are behind them, where Apache's broker does not look.
 """
 
 import mmap
@@ -25,9 +25,12 @@ _BATCH_AT: Final = 2816
 _NO_BATCH: Final = bytes(_BATCH.size)
 _FAILED: Final = Struct(">q")
 _FAILED_AT: Final = 3072
+_PARTIAL: Final = Struct(">q")
+_PARTIAL_AT: Final = 3328
 _CHECKSUM_START: Final = crc32(b"skyroute")
 """Initial value of the checksums of our notes, so that zeros are no valid note."""
 _CHECKSUM: Final = Struct(">I")
+_NO_PARTIAL_SIZE: Final = _PARTIAL.size + _CHECKSUM.size
 _MARGIN_MS: Final = 3_000
 
 
@@ -105,6 +108,21 @@ class Checkpoint:
         """Note, on disk, the end of the log of a closed store; void once Apache's broker changes the times."""
         self._write_note(_CLOSED.pack(log_end, self.log_ms, self.queues_ms, self.index_ms), _CLOSED_AT)
         self.save()
+
+    @property
+    def partial_record(self) -> int | None:
+        """The position of the partial record at the end of a closed slave's log; None if its last record is whole."""
+        numbers = self._read_note(_PARTIAL, _PARTIAL_AT)
+        return None if numbers is None else numbers[0]
+
+    def note_partial(self, position: int | None) -> None:
+        """Note the partial record at the end of a log that is being closed; None if there is none."""
+        if position is None:
+            self._map[_PARTIAL_AT : _PARTIAL_AT + _PARTIAL.size + _CHECKSUM.size] = bytes(
+                _PARTIAL.size + _CHECKSUM.size
+            )
+        else:
+            self._write_note(_PARTIAL.pack(position), _PARTIAL_AT)
 
     def clear_closed(self) -> None:
         """Note that the store is open."""
@@ -201,7 +219,7 @@ def parse_checkpoint(page: bytes) -> CheckpointPage:
     found: dict[int, tuple[int, ...]] = {}
     damaged = []
     notes = (_DERIVED, _DERIVED_AT), (_ON_DISK, _ON_DISK_AT), (_CLOSED, _CLOSED_AT), (_BATCH, _BATCH_AT)
-    for layout, at in (*notes, (_FAILED, _FAILED_AT)):
+    for layout, at in (*notes, (_FAILED, _FAILED_AT), (_PARTIAL, _PARTIAL_AT)):
         note = page[at : at + layout.size]
         (checksum,) = _CHECKSUM.unpack_from(page, at + layout.size)
         if any(note) and checksum != crc32(note, _CHECKSUM_START):

@@ -186,6 +186,15 @@ class QueueLedger:
         self._unflushed.clear()
         return self._descriptor
 
+    def resume(self, queues: Iterable[TopicQueue], log_end: int) -> None:
+        """Write the file again, after `give_up` and a truncation of log and queues.
+
+        Raises:
+            FileWriteError: there is no ledger; the next start reads the log instead.
+        """
+        self._flushed = {queue: min(end, queue.written_end) for queue, end in self._flushed.items()}
+        self.begin(queues, {topic: min(position, log_end) for topic, position in self._deleted.items()})
+
     def give_up(self) -> None:
         """Run without a ledger, on a full disk: the next start reads the log instead, which takes longer."""
         self.close()

@@ -102,6 +102,14 @@ class QueueTable:
             return False
         return self._is_new_batch_topic is not None and self._is_new_batch_topic(topic)
 
+    def has_topic(self, topic: str) -> bool:
+        """Return whether a topic has a folder, which decides the kind of its queues.
+
+        Raises:
+            InvalidNameError: the topic cannot be a folder's name.
+        """
+        return any(_topic_folder(root, topic).exists() for root in (self._batch_root, self._queue_root))
+
     def remove_topic(self, topic: str, drop: Callable[[TopicQueue], None]) -> Iterator[None]:
         """Remove the queues of a topic, in steps. `drop` is called with each queue before its files are removed.
 

@@ -183,6 +183,11 @@ class UnitRows(ABC):
             row += 1
         self._truncate(row)
 
+    def last_before(self, position: int) -> Unit | None:
+        """Return the last unit whose record starts before a position of the log; None if there is none."""
+        row = self._find_row(position)
+        return self._unit_at(row - 1) if row > self._first_row else None
+
     def segments_behind(self, position: int) -> Iterator[Segment]:
         """Yield the segments with units of records at or behind a position of the log. All units are written."""
         for segment in reversed(self.segments):

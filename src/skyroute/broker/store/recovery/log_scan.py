@@ -97,7 +97,8 @@ def _scan_past_damage(
         damaged = inspect(segment, position)
         if damaged is None:
             at = position - segment.start
-            resumed = _find_by_sizes(segment, at) or _find_by_magic(segment, at)
+            following = find_next_record(segment, position)
+            resumed = None if following is None else following - segment.start
             if resumed is None:
                 end = last_data(segment, at) if is_last else segment.size
                 if end > at:
@@ -108,6 +109,13 @@ def _scan_past_damage(
             damaged = DamagedRange(position, resumed - at, segment.path, reason)
         yield damaged
         position = damaged.end
+
+
+def find_next_record(segment: Segment, position: int) -> int | None:
+    """Return the position of the next record behind a damaged header; None if the segment has no further one."""
+    at = position - segment.start
+    found = _find_by_sizes(segment, at) or _find_by_magic(segment, at)
+    return None if found is None else segment.start + found
 
 
 def inspect(segment: Segment, position: int) -> DamagedRange | None:

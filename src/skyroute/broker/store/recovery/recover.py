@@ -81,8 +81,11 @@ def recover(
     shutdown: Shutdown,
     now_ms: int,
     begin_rebuild: Callable[[int], None],
+    partial_record: int | None = None,
 ) -> Recovered:
     """Make log, queues and index agree.
+
+    `partial_record` is the position of the partial record at the end of a closed slave's log, which waits for its rest.
 
     `begin_rebuild` is called with the position from which queues or index lack records until the rebuild ends.
 
@@ -102,7 +105,7 @@ def recover(
     cuts: list[CutTail] = []
     batch = checkpoint.unfinished_batch if shutdown is Shutdown.PROCESS_DIED else None
     if batch is not None and batch >= start:
-        cuts = _save_torn_tail(log, batch, now_ms, disk)
+        cuts = save_tail(log, batch, now_ms, disk)
         log.truncate(batch)
     if not is_torn:
         state.check_newest(log, max(start, floor))
@@ -125,7 +128,7 @@ def recover(
         begin_rebuild(replay_start)
     state.drop_bad_rows()
     replay = Replay(log, find_queue, dispatcher, index, state.deleted, start, rebuilt, index_start)
-    replay.run(replay_start, shutdown)
+    replay.run(replay_start, shutdown, partial_record)
     end = max(replay.end, start, floor)
     if shutdown is Shutdown.CLEAN:
         end = _find_last_data(log, end)
@@ -133,7 +136,7 @@ def recover(
     dispatcher.write_up_to(None)
     if index is not None and not index.files:
         index.begin_file(now_ms)  # otherwise the next start takes the index for missing
-    cuts += _save_torn_tail(log, end, now_ms, disk)
+    cuts += save_tail(log, end, now_ms, disk)
     log.finish_at(end, is_flushed=shutdown is Shutdown.CLEAN)
     if replay_start < start or dispatcher.has_gaps:
         dispatcher.end_recovery(log.end)
@@ -228,7 +231,7 @@ def _truncate_index(
     return gap
 
 
-def _save_torn_tail(log: CommitLog, end: int, now_ms: int, disk: Disk) -> list[CutTail]:
+def save_tail(log: CommitLog, end: int, now_ms: int, disk: Disk) -> list[CutTail]:
     """Copy the bytes behind the end of the log to separate files; return the copies.
 
     Raises:

@@ -1,7 +1,8 @@
 """Replays the log into queues and index, from the first record whose unit or keys are missing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import takewhile
 from typing import Final
 
 from skyroute.broker.store.commit_log import CommitLog, ScannedTuple
@@ -52,8 +53,10 @@ class Replay:
         self.restarted: set[TopicQueue] = set()
         """Queues whose offsets restart at 0 in the log, because their topic was deleted and created again."""
 
-    def run(self, position: int, shutdown: Shutdown) -> None:  # noqa: PLR0912 - every record passes here
-        """Replay from a position to the last record.
+    def run(  # noqa: PLR0912 - every record passes here
+        self, position: int, shutdown: Shutdown, stop: int | None = None
+    ) -> None:
+        """Replay from a position to the last record, or to `stop`.
 
         Raises:
             FileWriteError: a unit or key cannot be written.
@@ -61,7 +64,10 @@ class Replay:
         start, dispatcher, unconfirmed, deleted = self._start, self._dispatcher, self._unconfirmed, self._deleted
         bad_bodies: list[DamagedRange] = []
         """Records with an intact header and a damaged body, behind the last intact record."""
-        for found in scan_log(self._log, position):
+        scanned: Iterable[ScannedTuple | DamagedRange] = scan_log(self._log, position)
+        if stop is not None:
+            scanned = takewhile(lambda found: _position_of(found) < stop, scanned)
+        for found in scanned:
             if isinstance(found, DamagedRange):
                 self.damaged.append(found)
                 if found.lost is not None:
@@ -161,6 +167,10 @@ class Replay:
         self._restored += 1
         if self._restored % WRITTEN_AT_ONCE == 0:
             self._dispatcher.write_up_to(None)
+
+
+def _position_of(found: ScannedTuple | DamagedRange) -> int:
+    return found.position if isinstance(found, DamagedRange) else found[0]
 
 
 def _messages_in(record: PendingRecord) -> int:

@@ -1,0 +1,121 @@
+"""Requests to other brokers of the cluster, by broker name."""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from skyroute.errors import SkyrouteError
+from skyroute.remoting.client import Channel, connect
+from skyroute.remoting.errors import RemotingError
+from skyroute.remoting.signing import Signer
+from skyroute.wire.calls.topics import decode_cluster_view, encode_cluster_query
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+
+log = logging.getLogger(__name__)
+
+CALL_S: Final = 3.0
+"""Time limit of a request to another broker, as in Apache's brokers (`forwardTimeout`)."""
+PEERS_MAX: Final = 256
+"""Open connections to other brokers; beyond, the oldest is closed when its calls are done."""
+REFRESH_S: Final = 1.0
+"""Least time between two requests for the addresses of brokers."""
+
+
+class PeerBrokers:
+    """Calls other brokers, and finds their addresses at the name servers."""
+
+    def __init__(
+        self,
+        name_servers: Sequence[str],
+        monotonic: Callable[[], float],
+        tls: ssl.SSLContext | None = None,
+        signer: Signer | None = None,
+    ) -> None:
+        self._name_servers = tuple(name_servers)
+        self._monotonic = monotonic
+        self._tls = tls
+        self._signer = signer
+        self._addresses: dict[str, str] = {}
+        self._channels: dict[str, asyncio.Task[Channel]] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<PeerBrokers known={len(self._addresses)} connections={len(self._channels)}>"
+
+    async def call(self, broker_name: str, request: Request, timeout_s: float = CALL_S) -> Response:
+        """Send a request to the master of a broker group, or to its smallest id if the master is away.
+
+        Raises:
+            RemotingError: the broker has no address, or did not respond in time.
+        """
+        address = self._addresses.get(broker_name)
+        if address is None:
+            await self._refresh()
+            address = self._addresses.get(broker_name)
+        if address is None:
+            raise RemotingError(f"no name server knows broker {broker_name[:80]}")
+        try:
+            channel = await self._channel(address)
+            return await channel.call(request, timeout_s)
+        except RemotingError:
+            self._addresses.pop(broker_name, None)  # it may have another one now
+            raise
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        tasks = [*self._channels.values(), *([] if self._refreshing is None else [self._refreshing])]
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Channel):
+                result.close()
+        self._channels.clear()
+
+    async def _channel(self, address: str) -> Channel:
+        opening = self._channels.get(address)
+        if opening is not None and opening.done() and (opening.exception() is not None or opening.result().closed):
+            opening = None
+        if opening is None:
+            self._close_oldest()
+            opening = asyncio.get_running_loop().create_task(
+                connect(address, tls=self._tls, timeout_s=CALL_S, signer=self._signer)
+            )
+            self._channels.pop(address, None)
+            self._channels[address] = opening
+        return await asyncio.shield(opening)
+
+    def _close_oldest(self) -> None:
+        while len(self._channels) >= PEERS_MAX:
+            oldest = self._channels.pop(next(iter(self._channels)))
+            if oldest.done() and oldest.exception() is None:
+                oldest.result().close()
+            else:
+                oldest.cancel()
+
+    async def _refresh(self) -> None:
+        if self._refreshing is None or self._refreshing.done():
+            if self._monotonic() < self._refresh_at:
+                return
+            self._refresh_at = self._monotonic() + REFRESH_S
+            self._refreshing = asyncio.get_running_loop().create_task(self._read_addresses())
+        await asyncio.shield(self._refreshing)
+
+    async def _read_addresses(self) -> None:
+        for name_server in self._name_servers:
+            try:
+                channel = await self._channel(name_server)
+                response = await channel.call(encode_cluster_query(), CALL_S)
+                if response.code != ResponseCode.SUCCESS:
+                    continue
+                view = decode_cluster_view(response.body)
+            except SkyrouteError as error:
+                log.debug("addresses of brokers not read name_server=%s reason=%s", name_server, error)
+                continue
+            self._addresses = {
+                group.name: group.addresses[min(group.addresses)] for group in view.groups if group.addresses
+            }
+            return
