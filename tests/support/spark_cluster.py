@@ -66,7 +66,7 @@ class ConnectServer(SparkProcess):
     ready_mark = "Successfully started service 'org.apache.spark.sql.connect.service.SparkConnectService'"
 
     def environment(self) -> dict[str, str]:
-        return {**super().environment(), "PYSPARK_PYTHON": sys.executable}
+        return {**super().environment(), "SPARK_DAEMON_MEMORY": "1g", "PYSPARK_PYTHON": sys.executable}
 
     def command(self) -> list[str]:
         settings = {
