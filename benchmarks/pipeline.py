@@ -76,7 +76,11 @@ class Driver:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, "PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)},
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": str(python),
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+            },
         )
         self.version = str(self._result()["version"])
 

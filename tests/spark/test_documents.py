@@ -35,9 +35,7 @@ def test_read_columns_are_documented_with_their_types() -> None:
     listed = [(code_spans(name)[0], kind) for name, kind, *_ in table_below(DOCUMENT, "### Columns of a read")]
     assert listed == [(column.name, column.type.simpleString()) for column in COLUMNS]
     source = RocketMQSource(
-        CaseInsensitiveDict(
-            {"nameServer": NAME_SERVER, "topic": "Orders", "includeProperties": "true", "rejects": "column"}
-        )
+        CaseInsensitiveDict({"nameServer": NAME_SERVER, "topic": "Orders", "columns": "*", "rejects": "column"})
     )
     assert [(field.name, field.dataType.simpleString()) for field in source.schema().fields] == listed
 

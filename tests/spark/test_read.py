@@ -29,7 +29,7 @@ def test_all_columns_have_their_types(spark: SparkSession, cluster: Cluster, new
         began = datetime.now(UTC).replace(tzinfo=None)
         message = Message(topic, b"one", tag="paid", keys=("a", "b"), properties={"shop": "north"})
         sent = producer.send(message, queue=QueueRef(topic, "broker-1", 1))
-    rows = table(spark, cluster, topic=topic, includeProperties="true")
+    rows = table(spark, cluster, topic=topic, columns="*")
     assert rows.dtypes == [
         ("topic", "string"),
         ("broker_name", "string"),

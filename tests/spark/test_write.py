@@ -200,7 +200,7 @@ def test_rows_of_a_retried_task_have_the_same_idempotency_keys(
 
 def read_topic(spark: SparkSession, cluster: Cluster, topic: str) -> DataFrame:
     source = spark.read.format(FORMAT).option("nameServer", cluster.name_server_address).option("topic", topic)
-    return _with_key(source.option("includeProperties", "true").load())
+    return _with_key(source.option("columns", "*").load())
 
 
 def _with_key(messages: DataFrame) -> DataFrame:
@@ -243,7 +243,7 @@ def test_rows_of_a_repeated_batch_have_the_same_idempotency_keys(
     assert len({key.split("/")[0] for key in keys}) == 1, "the query id survives a restart"
 
     source = spark.readStream.format(FORMAT).option("nameServer", cluster.name_server_address).option("topic", topic)
-    messages = _with_key(source.option("includeProperties", "true").option("startingOffsets", "earliest").load())
+    messages = _with_key(source.option("columns", "*").option("startingOffsets", "earliest").load())
     once = messages.withWatermark("store_timestamp", "1 hour").dropDuplicatesWithinWatermark(["row"])
     query = (
         once.writeStream.format("memory")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from skyroute.access.resources import Action
 from skyroute.broker.appender import Appender
 from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
@@ -53,7 +54,7 @@ from skyroute.enforcement.enforcer import Enforcer
 from skyroute.files.disk import Disk
 from skyroute.files.errors import StorageError
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import Handler
+from skyroute.remoting.dispatch import Handler, Peer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import client_context
 from skyroute.wire.codes import RequestCode
@@ -148,6 +149,7 @@ class Components:
             config=config,
             identity=identity,
             announce=self.registrar.announce,
+            may_send=self._may_send if self._require is not None else None,
         )
         self.retention = Retention(self.store, config, clock)
 
@@ -236,6 +238,9 @@ class Components:
     @property
     def _require(self) -> RequireTopic | None:
         return None if self.enforcer is None or self.enforcer.gate is None else self.enforcer.require
+
+    def _may_send(self, peer: Peer, topic: str) -> bool:
+        return self.enforcer is None or self.enforcer.allows(peer, topic, Action.PUB)
 
     def _for_producers(self) -> dict[int, Handler]:
         announce = self.registrar.announce

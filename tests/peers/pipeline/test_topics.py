@@ -30,7 +30,7 @@ async def test_spark_reads_what_java_wrote_plain_compressed_and_in_batches(
     for compression in ("ZLIB", "LZ4", "ZSTD"):
         async with java.producer(place, compression=compression, compress_over=4096) as compressing:
             await compressing.send(topic, compression.encode() + TEXT)
-    rows = by_body(read(spark, place, topic, includeProperties="true"))
+    rows = by_body(read(spark, place, topic, columns="*"))
     expected = {b"plain", *(b"batch %d" % number for number in range(50))}
     assert set(rows) == expected | {name + TEXT for name in (b"ZLIB", b"LZ4", b"ZSTD")}
     plain = rows[b"plain"]
@@ -49,7 +49,7 @@ async def test_spark_reads_what_is_to_be_tried_again(spark: SparkSession, java: 
     ):
         await producer.send(topic, b"difficult")
         await consumer.take(2)  # refused, and given again
-    (retried,) = read(spark, place, "%RETRY%spark-reads-failures").collect()
+    (retried,) = read(spark, place, "%RETRY%spark-reads-failures", columns="*").collect()
     assert (bytes(retried.body), retried.reconsume_times) == (b"difficult", 1)
 
 

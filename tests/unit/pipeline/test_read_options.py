@@ -11,6 +11,7 @@ from skyroute.pipeline.source.columns import COLUMNS
 from skyroute.pipeline.source.options import Position, PositionKind, ReadOptions, read_options
 
 NAMES = [column.name for column in COLUMNS]
+DEFAULT = ["topic", "broker_name", "queue_id", "queue_offset", "store_timestamp", "tags", "keys", "body"]
 
 
 def read(**given: str) -> ReadOptions:
@@ -29,7 +30,7 @@ def test_name_server_and_topic_are_enough() -> None:
     assert options.start is None
     assert options.end is None
     assert options.fail_on_data_loss
-    assert list(options.columns) == [name for name in NAMES if name not in ("properties", "reject")]
+    assert list(options.columns) == DEFAULT
 
 
 def test_option_names_are_case_insensitive() -> None:
@@ -176,7 +177,7 @@ def test_columns_are_returned_in_the_chosen_order() -> None:
     assert read(columns="body, topic").columns == ("body", "topic")
     assert read(columns="body,queueOffset", legacyColumns="true").columns == ("body", "queue_offset")
     assert read(columns="body", rejects="column").columns == ("body", "reject")
-    assert "properties" in read(includeProperties="true").columns
+    assert read(includeProperties="true").columns == (*DEFAULT[:-1], "properties", "body")
 
 
 def source(**given: str) -> RocketMQSource:
@@ -184,7 +185,8 @@ def source(**given: str) -> RocketMQSource:
 
 
 def test_a_schema_has_the_columns_or_their_legacy_names() -> None:
-    assert source(includeProperties="true").schema().names == [name for name in NAMES if name != "reject"]
+    assert source().schema().names == DEFAULT
+    assert source(columns=" * ").schema().names == [name for name in NAMES if name != "reject"]
     assert source(legacyColumns="true", columns="queueId,bornTimestamp").schema().names == ["queueId", "bornTimestamp"]
 
 

@@ -12,6 +12,7 @@ from skyroute.client.producing.prepared_message import BODY_BYTES_MAX
 from skyroute.message.properties import decode_properties
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.tags import java_hash
+from skyroute.pipeline.sink import row_packer
 from skyroute.pipeline.sink.row_packer import IDEMPOTENCY_KEY, RowError, RowPacker, SendBatch
 
 BATCH_BYTES_MAX = 1_000
@@ -41,11 +42,12 @@ def table(**columns: Sequence[Any]) -> pa.RecordBatch:
 
 
 def packed(by: RowPacker, rows: pa.RecordBatch) -> list[SendBatch]:
-    return by.pack(rows, by.topics(rows), QUEUES)
+    by.topics(rows)
+    return list(by.pack(rows, QUEUES))
 
 
 def properties_of(batches: Sequence[SendBatch]) -> list[dict[str, str]]:
-    return [decode_properties(item.raw_properties) for batch in batches for item in batch.items]
+    return [decode_properties(raw) for batch in batches for _, raw, _ in batch.items]
 
 
 ROW = st.fixed_dictionaries(
@@ -72,19 +74,20 @@ def test_all_rows_are_packed_once_in_order_and_in_valid_batches(
     sent = [row for rows in row_lists for row in rows]
     places: dict[int, int] = {}
     for number, batch in enumerate(batches):
-        assert batch.size <= BATCH_BYTES_MAX or len(batch.items) == 1
-        for item in batch.items:
-            properties = decode_properties(item.raw_properties)
+        assert len(batch.items) == batch.count
+        assert len(batch.encoded) <= BATCH_BYTES_MAX or batch.count == 1
+        for body, raw_properties, _ in batch.items:
+            properties = decode_properties(raw_properties)
             at = int(properties[IDEMPOTENCY_KEY].removeprefix("query/3/1/"))
             row = sent[at]
             places[at] = number
-            assert item.body == row["body"]
+            assert body == row["body"]
             assert batch.topic == row["topic"]
             assert properties.get("TAGS") == (row["tags"] or None)
             assert properties.get("DELAY") == (str(row["delay_level"]) if row["delay_level"] else None)
             assert batch.queue == expected_queue(row)
             if row["delay_level"] or row["topic"].startswith("%RETRY%"):
-                assert len(batch.items) == 1
+                assert batch.count == 1
     assert sorted(places) == list(range(len(sent))) == list(range(by.count))
     ordered: dict[QueueRef, int] = {}
     for at in range(len(sent)):
@@ -104,13 +107,13 @@ def expected_queue(row: Mapping[str, Any]) -> QueueRef | None:
 
 def test_rows_without_a_target_queue_share_a_batch() -> None:
     (batch,) = packed(packer(), table(body=[b"one", b"two", b"three"]))
-    assert [item.body for item in batch.items] == [b"one", b"two", b"three"]
+    assert [body for body, _, _ in batch.items] == [b"one", b"two", b"three"]
     assert batch.queue is None
 
 
 def test_texts_are_sent_as_utf8() -> None:
     (batch,) = packed(packer(), pa.record_batch({"Body": pa.array(["grün"])}))
-    assert batch.items[0].body == "grün".encode()
+    assert batch.items[0][0] == "grün".encode()
 
 
 def test_the_topic_option_overrides_the_topic_column() -> None:
@@ -133,6 +136,26 @@ def test_several_keys_are_separated_by_spaces() -> None:
 def test_a_namespace_is_sent_as_instance_id() -> None:
     batches = packed(packer(namespace="tenant"), table(body=[b"one"]))
     assert properties_of(batches)[0]["INSTANCE_ID"] == "tenant"
+
+
+def test_a_slice_of_rows_has_its_own_properties_and_null_is_none() -> None:
+    rows = table(
+        body=[b"1", b"2", b"3", b"4"],
+        keys=["k1", None, "k3", "k4"],
+        properties=[[("a", "1"), ("b", "2")], None, [], [("c", None), ("d", "4")]],
+    )
+    assert properties_of(packed(packer(), rows.slice(1))) == [
+        {IDEMPOTENCY_KEY: "query/3/1/0"},
+        {"KEYS": "k3", IDEMPOTENCY_KEY: "query/3/1/1"},
+        {"d": "4", "KEYS": "k4", IDEMPOTENCY_KEY: "query/3/1/2"},
+    ]
+
+
+def test_many_bytes_are_packed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_packer, "PACKED_BYTES", 500)
+    batches = packed(packer(), table(body=[b"%0100d" % number for number in range(20)]))
+    assert [int(body) for batch in batches for body, _, _ in batch.items] == list(range(20))
+    assert [int(each[IDEMPOTENCY_KEY].split("/")[-1]) for each in properties_of(batches)] == list(range(20))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ A store can move to Apache's broker and back without losing a message. Some mess
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -321,10 +321,13 @@ class Timers:
             self._slots.remove_nearest()
         return now_ms
 
-    def _read_marks(self, slot: Slot) -> list[str]:
-        messages = map(self._message_at, slot.marks or ())
-        keys = (find_property(message.raw_properties, TIMER_DELETE_UNIQUE_ID) for message in messages if message)
-        return [key for key in keys if key]
+    def _read_marks(self, slot: Slot) -> Iterator[str]:
+        """Give the keys of recalled messages. A mark recalls messages of its own topic only: it may be sent there."""
+        for message in filter(None, map(self._message_at, slot.marks or ())):
+            key = find_property(message.raw_properties, TIMER_DELETE_UNIQUE_ID) or ""
+            topic = find_property(message.raw_properties, REAL_TOPIC) or ""
+            if key.startswith(recall_key(topic, "")):
+                yield key
 
     def _message_at(self, offset: int) -> StoredMessage | None:
         """Return a message of the timer topic; None if it is expired."""

@@ -14,7 +14,7 @@ from skyroute.broker.store.files.checkpoint import Checkpoint, OnDisk
 from skyroute.broker.store.files.segment import Segment
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index.index_writer import IndexWriter
-from skyroute.broker.store.index.keys import Key, collect_keys, find_value
+from skyroute.broker.store.index.keys import Key, collect_keys, find_value, keyed
 from skyroute.broker.store.queues.queue_ledger import KnownQueues, QueueLedger
 from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.broker.store.settings import StoreSettings
@@ -25,7 +25,7 @@ from skyroute.message.property_names import DELAY_LEVEL, TAGS
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from skyroute.message.tags import tag_code
 
-_TAGS: Final = f"{TAGS}\x01".encode()
+TAGS_START: Final = f"{TAGS}\x01".encode()
 NOT_IN_QUEUE: Final = int(TransactionState.PREPARED & TransactionState.ROLLED_BACK)
 """The flag bit of half messages and rolled-back messages, which get no unit in their queue."""
 _BATCH_ENTRY: Final = int(TransactionState.ROLLED_BACK)
@@ -160,7 +160,7 @@ class Dispatcher:
                 code = 0  # as `unit_code`, without a call: every message passes here
                 if topic == SCHEDULE_TOPIC:
                     code = due_ms(raw_properties, stored_at_ms, delays_ms) or 0
-                if not code and (tag := find_value(raw_properties, _TAGS)):
+                if not code and (tag := find_value(raw_properties, TAGS_START)):
                     code = _hash_of(tag)
                 messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
                 queue.add(queue_offset, position, size, code, stored_at_ms, messages)
@@ -179,7 +179,7 @@ class Dispatcher:
         self._unwritten += len(batch.properties)
         if keys is not None:
             start, at_ms = batch.positions[0], batch.stored_at_ms
-            for position, raw_properties in zip(batch.positions, batch.properties, strict=False):
+            for position, raw_properties in keyed(batch.positions, batch.properties):
                 collect_keys(keys, batch.queue.topic, raw_properties, 0, position, at_ms)
             keys += [(hash_, start + position, at_ms) for hash_, position, _ in batch.keys]
             self._keys_to_wait += len(batch.keys)
@@ -424,7 +424,7 @@ class Dispatcher:
 
 def tag_code_in(raw_properties: bytes) -> int:
     """Return the tag code of a message by its properties; 0 without a tag."""
-    tag = find_value(raw_properties, _TAGS)
+    tag = find_value(raw_properties, TAGS_START)
     return _hash_of(tag) if tag else 0
 
 

@@ -1,16 +1,16 @@
 """A long batch on its way into the store: encoded part by part, then appended with one write."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count, repeat
 from operator import sub
 from struct import Struct
 from typing import Final
 
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.dispatch import tag_code_in
+from skyroute.broker.store.dispatch import TAGS_START, tag_code_in
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.index.keys import Key, collect_keys
+from skyroute.broker.store.index.keys import Key, collect_keys, keyed
 from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.broker.store.queues.unit_rows import UNIT
 from skyroute.message.batch import RawItem
@@ -59,7 +59,7 @@ class PreparedBatch:
         self.records += records
         self.units += b"".join(encode_units(positions, len(self.records), properties))
         self._placed_at += [position + _QUEUE_OFFSET_AT for position in positions]
-        for position, raw_properties in zip(positions, properties, strict=True):
+        for position, raw_properties in keyed(positions, properties):
             collect_keys(self.keys, draft.topic, raw_properties, draft.sys_flag, position, 0)
         if len(self.keys) > BATCH_KEYS_MAX:
             raise RecordError(f"a batch has too many keys (expected at most {BATCH_KEYS_MAX}); send it in parts")
@@ -77,10 +77,11 @@ class PreparedBatch:
         return positions
 
 
-def encode_units(positions: list[int], end: int, properties: Iterable[bytes]) -> Iterator[bytes]:
+def encode_units(positions: list[int], end: int, properties: Sequence[bytes]) -> Iterator[bytes]:
     """Return the units of adjacent records by their positions, the end of the last one and their properties."""
     sizes = map(sub, [*positions[1:], end], positions)
-    return map(UNIT.pack, positions, sizes, map(tag_code_in, properties))
+    codes = map(tag_code_in, properties) if TAGS_START in b"".join(properties) else repeat(0)
+    return map(UNIT.pack, positions, sizes, codes)
 
 
 def any_ends_with_zero(properties: list[bytes]) -> bool:

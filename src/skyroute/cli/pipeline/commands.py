@@ -252,7 +252,8 @@ def traffic(name_servers: str, topics: tuple[str, ...], window_s: float, *, by_k
     def query(spark: "SparkSession") -> "DataFrame":
         from skyroute.pipeline.jobs import traffic as job
 
-        messages = spark.read.format("rocketmq").options(**_source_options(name_servers, topics)).load()
+        source = _source_options(name_servers, topics, job.COLUMNS)
+        messages = spark.read.format("rocketmq").options(**source).load()
         if by_key:
             return job.hot_keys(messages).orderBy("topic", "messages", "key", ascending=[True, False, True])
         return job.traffic(messages, window_s).orderBy("window", "topic", "tags", "producer")
@@ -373,7 +374,7 @@ def archive(
         if journals:
             query = job.archive_journal(stream_journal(spark, journals), root)
         else:
-            source = _source_options(name_servers or "", topics)
+            source = _source_options(name_servers or "", topics, job.MESSAGE_COLUMNS)
             query = job.archive_messages(spark.readStream.format("rocketmq").options(**source).load(), root)
         query.awaitTermination()
         written = sum(progress.numInputRows for progress in query.recentProgress)
@@ -419,5 +420,5 @@ def report(history: History, path: Path, window_s: float, *, overwrite: bool, ma
     click.echo(f"written to {path}")
 
 
-def _source_options(name_servers: str, topics: tuple[str, ...]) -> dict[str, str]:
-    return {"nameServer": name_servers, "topic": ",".join(topics), "startingOffsets": "earliest"}
+def _source_options(name_servers: str, topics: tuple[str, ...], columns: str) -> dict[str, str]:
+    return {"nameServer": name_servers, "topic": ",".join(topics), "startingOffsets": "earliest", "columns": columns}

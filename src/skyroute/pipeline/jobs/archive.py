@@ -27,6 +27,11 @@ from skyroute.pipeline.journal.reading import REJECTS, JournalFrames, split
 
 COMPACT_FROM_FOLDERS: Final = 8
 """Number of folders of one day from which they are compacted."""
+MESSAGE_COLUMNS: Final = (
+    "topic,broker_name,queue_id,queue_offset,commit_log_offset,born_timestamp,store_timestamp,born_host,tags,keys,flag,"
+    "message_id,reconsume_times,body"
+)
+"""The columns of archived messages, as the option `columns` of the source."""
 _BATCHES: Final = re.compile(r"batches=(\d+)-(\d+)")
 _CHECKPOINT: Final = "_checkpoint"
 

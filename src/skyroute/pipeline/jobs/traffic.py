@@ -1,7 +1,12 @@
-"""Messages, bytes, delays and frequent keys of topics. Input: the columns of the `rocketmq` source."""
+"""Messages, bytes, delays and frequent keys of topics. Input: `COLUMNS` of the `rocketmq` source."""
+
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
+
+COLUMNS: Final = "topic,born_timestamp,store_timestamp,born_host,tags,keys,body"
+"""The columns of the source that these jobs need, as its option `columns`."""
 
 
 def traffic(messages: DataFrame, window_s: float = 60.0) -> DataFrame:

@@ -1,15 +1,21 @@
-"""Packs Arrow rows into batches to send, within the size limit. No I/O."""
+"""Packs Arrow rows into batches to send, within the size limit. No I/O.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+Arrow encodes all rows of a Spark batch at once; only target queues are found row by row.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from skyroute.client.producing.prepared_message import BODY_BYTES_MAX
 from skyroute.errors import SkyrouteError
 from skyroute.message import property_names as names
-from skyroute.message.batch import ITEM_BYTES_MIN, BatchItem
+from skyroute.message.batch import ITEM_BYTES_MIN, RawItem, decode_batch
 from skyroute.message.properties import NAME_END, PAIR_END, PROPERTIES_BYTES_MAX
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import is_retry_topic
@@ -21,6 +27,9 @@ IDEMPOTENCY_KEY: Final = "idempotency_key"
 QUEUES_SHOWN_MAX: Final = 16
 """Maximum number of queues that an error lists."""
 
+PACKED_BYTES: Final = 64 << 20
+"""Rows that are encoded at once, unless one row is larger. Arrow's offsets end at 2 GiB."""
+
 _PROPERTY_COLUMNS: Final = {"tags": names.TAGS, "keys": names.KEYS, "sharding_key": names.SHARDING_KEY}
 """Columns sent as properties, and the property names."""
 
@@ -29,21 +38,29 @@ _DROPPED: Final = (names.RESERVED_NAMES - {names.TAGS, names.KEYS}) | {names.SHA
 
 Queues = Mapping[str, Sequence[QueueRef]]
 """The writable queues of each topic."""
+_Place = tuple[str, QueueRef | None]
+_Numbers = NDArray[Any]
 
 
 class RowError(SkyrouteError, ValueError):
     """A row cannot be sent; the text has its number and the reason."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SendBatch:
     """Rows sent in one request."""
 
     topic: str
     queue: QueueRef | None
     """The target queue of ordered rows; None: any queue."""
-    items: list[BatchItem] = field(default_factory=list)
-    size: int = 0
+    encoded: memoryview
+    """The rows as items of a batch."""
+    count: int
+
+    @property
+    def items(self) -> list[RawItem]:
+        """The rows, decoded."""
+        return decode_batch(bytes(self.encoded))
 
 
 class RowPacker:
@@ -57,86 +74,76 @@ class RowPacker:
         namespace: str | None = None,
         batch_bytes_max: int,
     ) -> None:
-        self._key_prefix = key_prefix
+        instance = f"{names.INSTANCE_ID}{NAME_END}{namespace}{PAIR_END}" if namespace else ""
+        self._last_property = f"{instance}{IDEMPOTENCY_KEY}{NAME_END}{key_prefix}"
+        """The end of each row's properties, up to the row's number."""
         self._topic = topic
-        self._namespace_property = _pair(names.INSTANCE_ID, namespace) if namespace else ""
         self._batch_bytes_max = batch_bytes_max
         self.count = 0
         """Rows packed so far."""
 
-    def topics(self, rows: pa.RecordBatch) -> list[str]:
-        """Return the topic of each row.
+    def topics(self, rows: pa.RecordBatch) -> set[str]:
+        """Return the topics of the rows.
 
         Raises:
             RowError: a row has no topic.
         """
         if self._topic is not None:
-            return [self._topic] * rows.num_rows
-        topics: list[str] = _values(rows, "topic")
-        for at, topic in enumerate(topics):
-            if not topic:
-                raise self._error(at, "topic is empty: set it, or set the option topic")
-        return topics
+            return {self._topic}
+        topics = _column(rows, "topic")
+        self._refuse(_lengths(topics) == 0, "topic is empty: set it, or set the option topic")
+        return set(topics.unique().to_pylist())
 
-    def pack(self, rows: pa.RecordBatch, topics: Sequence[str], queues: Queues) -> list[SendBatch]:
-        """Return all rows in batches to send; rows for one queue keep their order.
+    def pack(self, rows: pa.RecordBatch, queues: Queues) -> Iterator[SendBatch]:
+        """Yield all rows in batches to send; rows for one queue keep their order.
 
         Raises:
             RowError: a row cannot be sent.
         """
-        batches: list[SendBatch] = []
-        open_batches: dict[tuple[str, QueueRef | None], SendBatch] = {}
+        if rows.nbytes > PACKED_BYTES and rows.num_rows > 1:
+            middle = rows.num_rows // 2
+            yield from self.pack(rows.slice(0, middle), queues)
+            yield from self.pack(rows.slice(middle), queues)
+            return
         delays = self._delays(rows)
+        items = self._encode(rows, delays)
         # Brokers reject batches with delays and batches to retry topics.
-        unbatchable = {topic for topic in queues if is_retry_topic(topic)}
-        alone = [level > 0 or topic in unbatchable for level, topic in zip(delays, topics, strict=True)]
-        bodies = _column(rows, "body").cast(pa.binary()).to_pylist()
-        targets, texts = self._targets(rows, topics, queues), self._column_properties(rows, delays)
-        for at, (place, body, is_alone, text) in enumerate(
-            zip(zip(topics, targets, strict=True), bodies, alone, texts, strict=True)
-        ):
-            item = BatchItem(body, self._properties(at, text))
-            if not body:
-                raise self._error(at, "body is empty, which RocketMQ does not allow: filter such rows out")
-            if len(body) > BODY_BYTES_MAX:
-                raise self._error(at, f"body has {len(body):,} bytes (at most {BODY_BYTES_MAX:,} are allowed)")
-            size = ITEM_BYTES_MIN + len(body) + len(item.raw_properties)
-            batch = open_batches.get(place)
-            if batch is None or is_alone or batch.size + size > self._batch_bytes_max:
-                batch = SendBatch(*place)
-                batches.append(batch)
-                open_batches[place] = batch
-            batch.items.append(item)
-            batch.size += size
-            if is_alone:
-                del open_batches[place]
+        for (topic, queue), at in self._places(rows, queues):
+            is_alone = np.full(rows.num_rows, fill_value=True) if is_retry_topic(topic) else delays > 0
+            wanted = items if at is None else items.take(pa.array(at))
+            breaks = np.flatnonzero(is_alone if at is None else is_alone[at])
+            for start, stop, encoded in self._cut(wanted, breaks):
+                yield SendBatch(topic, queue, encoded, stop - start)
         self.count += rows.num_rows
-        return batches
 
-    def _properties(self, at: int, text: str) -> bytes:
-        """Return all encoded properties of a row.
+    def _cut(self, items: pa.Array, alone: _Numbers) -> Iterator[tuple[int, int, memoryview]]:
+        """Cut encoded rows into batches within the limit. The rows `alone` get a batch each."""
+        _, raw_offsets, data = items.buffers()
+        offsets = np.frombuffer(raw_offsets, np.int32)[items.offset :][: len(items) + 1]
+        breaks = np.unique(np.concatenate([alone, alone + 1, [len(items)]]))
+        encoded = memoryview(data)
+        start = 0
+        while start < len(items):
+            stop = int(np.searchsorted(offsets, int(offsets[start]) + self._batch_bytes_max, "right")) - 1
+            stop = min(max(stop, start + 1), int(breaks[np.searchsorted(breaks, start, "right")]))
+            yield start, stop, encoded[int(offsets[start]) : int(offsets[stop])]
+            start = stop
 
-        They have no UNIQ_KEY: the idempotency key replaces it, and brokers index every UNIQ_KEY at a high cost.
-        """
-        raw = f"{text}{self._namespace_property}{IDEMPOTENCY_KEY}\x01{self._key_prefix}{self.count + at}\x02".encode()
-        if len(raw) > PROPERTIES_BYTES_MAX:
-            what = f"tags, keys and properties have {len(raw):,} bytes (at most {PROPERTIES_BYTES_MAX:,} are allowed)"
-            raise self._error(at, what)
-        return raw
+    # ---------------------------------------------------------------------------------------------------------- places
 
-    def _delays(self, rows: pa.RecordBatch) -> list[int]:
-        if not _has(rows, "delay_level"):
-            return [0] * rows.num_rows
-        levels = [level or 0 for level in _values(rows, "delay_level")]
-        for at, level in enumerate(levels):
-            if level < 0:
-                raise self._error(at, f"delay_level is {level} (expected 0 for no delay, or a level from 1)")
-        return levels
+    def _places(self, rows: pa.RecordBatch, queues: Queues) -> list[tuple[_Place, _Numbers | None]]:
+        """Return each topic and target queue with the numbers of its rows; None: all rows."""
+        has_target = _has(rows, "queue_id") or _has(rows, "sharding_key")
+        if self._topic is not None and not has_target:
+            return [((self._topic, None), None)]
+        topics = [self._topic] * rows.num_rows if self._topic is not None else _values(rows, "topic")
+        targets = self._targets(rows, topics, queues) if has_target else [None] * rows.num_rows
+        numbers: dict[_Place, int] = {}
+        codes = np.array([numbers.setdefault(place, len(numbers)) for place in zip(topics, targets, strict=True)])
+        return [(place, np.flatnonzero(codes == code)) for place, code in numbers.items()]
 
     def _targets(self, rows: pa.RecordBatch, topics: Sequence[str], queues: Queues) -> list[QueueRef | None]:
         """Return the target queue of each row, or None."""
-        if not (_has(rows, "queue_id") or _has(rows, "sharding_key")):
-            return [None] * rows.num_rows
         columns = zip(
             topics, *(_values(rows, name) for name in ("queue_id", "broker_name", "sharding_key")), strict=True
         )
@@ -163,43 +170,119 @@ class RowPacker:
             at, f"{queues[0].topic} has no queue {queue_id}{where} that can be written (expected one of {known})"
         )
 
-    def _column_properties(self, rows: pa.RecordBatch, delays: Sequence[int]) -> list[str]:
-        """Return the encoded properties that the columns of each row set."""
+    # -------------------------------------------------------------------------------------------------------- encoding
+
+    def _encode(self, rows: pa.RecordBatch, delays: _Numbers) -> pa.Array:
+        """Return each row as an item of a batch."""
+        bodies = _column(rows, "body").cast(pa.binary())
+        body_bytes = _lengths(bodies)
+        self._refuse(body_bytes == 0, "body is empty, which RocketMQ does not allow: filter such rows out")
+        self._refuse(
+            body_bytes > BODY_BYTES_MAX, lambda at: f"body has {body_bytes[at]:,} bytes{_limit(BODY_BYTES_MAX)}"
+        )
+        properties = self._properties(rows, delays)
+        property_bytes = _lengths(properties)
+        self._refuse(
+            property_bytes > PROPERTIES_BYTES_MAX,
+            lambda at: f"tags, keys and properties have {property_bytes[at]:,} bytes{_limit(PROPERTIES_BYTES_MAX)}",
+        )
+        heads = np.zeros((rows.num_rows, 5), ">i4")
+        heads[:, 0], heads[:, 4] = ITEM_BYTES_MIN + body_bytes + property_bytes, body_bytes
+        lengths = _fixed(property_bytes.astype(">i2"))
+        return pc.binary_join_element_wise(_fixed(heads), bodies, lengths, properties, b"")
+
+    def _properties(self, rows: pa.RecordBatch, delays: _Numbers) -> pa.Array:
+        """Return the encoded properties of each row.
+
+        They have no UNIQ_KEY: the idempotency key replaces it, and brokers index every UNIQ_KEY at a high cost.
+        """
         columns = [column for column in _PROPERTY_COLUMNS if _has(rows, column)]
-        if not columns and not any(delays) and not _has(rows, "properties"):
-            return [""] * rows.num_rows
-        dropped = _DROPPED | {_PROPERTY_COLUMNS[column] for column in columns}
-        pairs_of_rows = [
-            [pair for pair in pairs or () if pair[0] not in dropped] for pairs in _values(rows, "properties")
-        ]
+        pieces = []
+        if _has(rows, "properties"):
+            pieces.append(self._given_properties(rows, [_PROPERTY_COLUMNS[column] for column in columns]))
         for column in columns:
-            for pairs, value in zip(pairs_of_rows, _values(rows, column), strict=True):
-                text = names.KEY_SEPARATOR.join(filter(None, value)) if isinstance(value, list) else value
-                pairs.append((_PROPERTY_COLUMNS[column], text))
-        for pairs, level in zip(pairs_of_rows, delays, strict=True):
-            pairs.append((names.DELAY_LEVEL, str(level) if level else ""))
-        try:
-            return ["".join([_pair(name, value) for name, value in pairs if value]) for pairs in pairs_of_rows]
-        except ValueError as error:
-            at = next(at for at, pairs in enumerate(pairs_of_rows) if any(map(_is_invalid, pairs)))
-            raise self._error(at, str(error)) from None
+            texts, name = _as_texts(_column(rows, column)), _PROPERTY_COLUMNS[column]
+            self._refuse(_has_separator(texts), _separator_in(name))
+            pieces.append(_pairs(name, texts))
+        if delays.any():
+            pieces.append(_pairs(names.DELAY_LEVEL, pa.array(delays, mask=delays == 0).cast(pa.string())))
+        numbers = pa.array(np.arange(self.count, self.count + rows.num_rows)).cast(pa.string())
+        pieces += [pa.scalar(self._last_property), numbers, pa.scalar(PAIR_END)]
+        return pc.binary_join_element_wise(*pieces, "").cast(pa.binary())
+
+    def _given_properties(self, rows: pa.RecordBatch, overridden: Sequence[str]) -> pa.Array:
+        """Return the pairs of the column `properties`, without those that are dropped or overridden."""
+        maps = _column(rows, "properties")
+        row_offsets = np.asarray(maps.offsets)
+        first, count = row_offsets[0], row_offsets[-1] - row_offsets[0]  # a slice does not begin at 0
+        keys, values = maps.keys.slice(first, count), maps.items.slice(first, count)
+        dropped = pa.array(sorted(_DROPPED.union(overridden)), keys.type)
+        is_sent = ~np.asarray(pc.is_in(keys, dropped)) & (_lengths(values) > 0)
+        is_wrong = is_sent & (_has_separator(keys) | _has_separator(values) | (_lengths(keys) == 0))
+        if is_wrong.any():
+            place = int(np.argmax(is_wrong))
+            name = keys[place].as_py()
+            at = int(np.searchsorted(row_offsets - first, place, "right")) - 1
+            raise self._error(at, _separator_in(name) if name else f"the property {name!r} has an empty name: drop it")
+        pairs = pc.binary_join_element_wise(keys, NAME_END, pc.fill_null(values, ""), PAIR_END, "")
+        pairs = pc.if_else(pa.array(is_sent), pairs, pa.scalar("", pairs.type))
+        lists = pa.ListArray.from_arrays(pa.array(row_offsets - first, pa.int32()), pairs)
+        return pc.binary_join(lists, "").cast(pa.string())
+
+    def _delays(self, rows: pa.RecordBatch) -> _Numbers:
+        if not _has(rows, "delay_level"):
+            return np.zeros(rows.num_rows, np.int64)
+        levels = np.asarray(pc.fill_null(_column(rows, "delay_level").cast(pa.int64()), 0))
+        self._refuse(levels < 0, lambda at: f"delay_level is {levels[at]} (expected 0 for no delay, or a level from 1)")
+        return levels
+
+    def _refuse(self, is_wrong: _Numbers, what: str | Callable[[int], str]) -> None:
+        """Raise an error about the first wrong row, if there is one."""
+        if is_wrong.any():
+            at = int(np.argmax(is_wrong))
+            raise self._error(at, what if isinstance(what, str) else what(at))
 
     def _error(self, at: int, what: str) -> RowError:
         return RowError(f"row {self.count + at} of this partition cannot be sent: {what}")
 
 
-def _pair(name: str, value: str) -> str:
-    if _is_invalid((name, value)):
-        problem = "contains the separator U+0001 or U+0002: remove it" if name else "has an empty name: drop it"
-        raise ValueError(f"the property {name!r} {problem}")
-    return f"{name}{NAME_END}{value}{PAIR_END}"
+def _separator_in(name: str) -> str:
+    return f"the property {name!r} contains the separator U+0001 or U+0002: remove it"
 
 
-def _is_invalid(pair: tuple[str, str | None]) -> bool:
-    name, value = pair
-    return bool(value) and (
-        not name or any(end in text for end in (NAME_END, PAIR_END) for text in (name, value or ""))
-    )
+def _limit(count_max: int) -> str:
+    return f" (at most {count_max:,} are allowed)"
+
+
+def _lengths(texts: pa.Array) -> _Numbers:
+    """Return the number of bytes of each value; 0 for null."""
+    return np.asarray(pc.fill_null(pc.binary_length(texts), 0)).astype(np.int64)
+
+
+def _has_separator(texts: pa.Array) -> _Numbers:
+    found = [pc.fill_null(pc.match_substring(texts, mark), fill_value=False) for mark in (NAME_END, PAIR_END)]
+    return np.asarray(pc.or_(*found))
+
+
+def _pairs(name: str, texts: pa.Array) -> pa.Array:
+    """Return each text as an encoded property; nothing for empty texts and null."""
+    pairs = pc.binary_join_element_wise(f"{name}{NAME_END}", pc.fill_null(texts, ""), PAIR_END, "")
+    return pc.if_else(pa.array(_lengths(texts) > 0), pairs, "")
+
+
+def _as_texts(values: pa.Array) -> pa.Array:
+    """Return texts as they are, and lists of texts joined as keys."""
+    if not pa.types.is_list(values.type) and not pa.types.is_large_list(values.type):
+        return values.cast(pa.string())
+    joined = [names.KEY_SEPARATOR.join(filter(None, each)) if each else None for each in values.to_pylist()]
+    return pa.array(joined, pa.string())
+
+
+def _fixed(values: _Numbers) -> pa.Array:
+    """Return each row of numbers as binary."""
+    count, width = len(values), values.nbytes // max(1, len(values))
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(values)])
 
 
 def _has(rows: pa.RecordBatch, name: str) -> bool:

@@ -13,7 +13,6 @@ from skyroute.client.producing.in_flight import InFlight
 from skyroute.client.producing.prepared_message import Outbound, write_properties
 from skyroute.client.session.session import Session
 from skyroute.errors import SkyrouteError
-from skyroute.message.batch import encode_batch
 from skyroute.message.property_names import UNIQUE_ID
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import with_namespace
@@ -64,15 +63,15 @@ class RowSender:
             async with asyncio.TaskGroup() as sends:
                 # Wait for rows in a thread, so that the event loop handles responses.
                 while (rows := await asyncio.to_thread(next, batches, None)) is not None:
-                    topics = self._packer.topics(rows)
-                    for topic in set(topics) - self._queues.keys():
+                    for topic in self._packer.topics(rows) - self._queues.keys():
                         self._queues[topic] = await self._find_queues(topic)
-                    for batch in self._packer.pack(rows, topics, self._queues):
-                        await self._in_flight.enter(batch.size)
+                    for batch in self._packer.pack(rows, self._queues):
+                        size = len(batch.encoded)
+                        await self._in_flight.enter(size)
                         task = sends.create_task(
                             self._deliver(batch, self._last.get(batch.queue) if batch.queue else None)
                         )
-                        task.add_done_callback(partial(self._leave, batch.size))
+                        task.add_done_callback(partial(self._leave, size))
                         if batch.queue is not None:
                             self._last[batch.queue] = task
         except ExceptionGroup as failures:
@@ -93,12 +92,12 @@ class RowSender:
         if previous is not None:
             await asyncio.wait([previous])  # if it failed, the task group cancels this task
         topic = with_namespace(self._session.namespace, batch.topic)
-        if len(batch.items) == 1:
-            (item,) = batch.items
-            outbound = Outbound(topic, item.body, item.raw_properties.decode(), "")
+        if batch.count == 1:
+            ((body, raw_properties, _),) = batch.items
+            outbound = Outbound(topic, body, raw_properties.decode(), "")
         else:
             properties = write_properties({UNIQUE_ID: self._session.message_ids.next()})
-            outbound = Outbound(topic, encode_batch(batch.items), properties, "", batch=True)
+            outbound = Outbound(topic, bytes(batch.encoded), properties, "", batch=True)
         for attempt in range(1 + self._retries):
             try:
                 await self._delivery.deliver(outbound, _always(batch.queue), self._timeout_s)

@@ -27,24 +27,26 @@ class Column:
     name: str
     legacy_name: str
     type: DataType
+    is_default: bool = False
+    """Whether a read returns it unless it chooses columns. Every column costs time, mostly in Spark."""
 
 
 COLUMNS: Final = (
-    Column("topic", "topic", StringType()),
-    Column("broker_name", "brokerName", StringType()),
-    Column("queue_id", "queueId", IntegerType()),
-    Column("queue_offset", "queueOffset", LongType()),
+    Column("topic", "topic", StringType(), is_default=True),
+    Column("broker_name", "brokerName", StringType(), is_default=True),
+    Column("queue_id", "queueId", IntegerType(), is_default=True),
+    Column("queue_offset", "queueOffset", LongType(), is_default=True),
     Column("commit_log_offset", "commitLogOffset", LongType()),
     Column("born_timestamp", "bornTimestamp", TimestampType()),
-    Column("store_timestamp", "storeTimestamp", TimestampType()),
+    Column("store_timestamp", "storeTimestamp", TimestampType(), is_default=True),
     Column("born_host", "bornHost", StringType()),
-    Column("tags", "tags", StringType()),
-    Column("keys", "keys", StringType()),
+    Column("tags", "tags", StringType(), is_default=True),
+    Column("keys", "keys", StringType(), is_default=True),
     Column("properties", "properties", MapType(StringType(), StringType())),
     Column("flag", "flag", IntegerType()),
     Column("message_id", "messageId", StringType()),
     Column("reconsume_times", "reconsumeTimes", IntegerType()),
-    Column("body", "body", BinaryType()),
+    Column("body", "body", BinaryType(), is_default=True),
     Column("reject", "reject", StringType()),
 )
 

@@ -19,7 +19,9 @@ from skyroute.message.flags import COMPRESSED, WRAPPED_BATCH
 from skyroute.message.host import decode_host
 from skyroute.message.layout import HEAD_FIELDS, HEADS, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 from skyroute.message.message_id import encode_offset_id
+from skyroute.message.properties import NAME_END
 from skyroute.message.property_names import KEYS, TAGS, UNIQUE_ID
+from skyroute.pipeline.arrow_arrays import as_numbers, null_texts, number_array, text_array
 
 Numbers = NDArray[Any]
 Buffer = bytes | bytearray | memoryview
@@ -131,7 +133,8 @@ class Records:
             self._ipv6 = self._ipv6[which]
         self._body = self._body[0][which], self._body[1][which]
         self._properties = self._properties[0][which], self._properties[1][which]
-        self.__dict__.pop("_pairs", None)
+        for cached in ("_raw_properties", "_property_bytes", "_pairs"):
+            self.__dict__.pop(cached, None)
 
     @property
     def stop(self) -> int:
@@ -164,7 +167,7 @@ class Records:
         """Return a field of milliseconds as timestamps; None where out of range."""
         times_ms = self.numbers(field)
         is_null = (times_ms < _FIRST_MS) | (times_ms > _LAST_MS)
-        return pa.array(times_ms * 1000, _TIMESTAMP, mask=is_null if is_null.any() else None)
+        return number_array(times_ms * 1000, _TIMESTAMP, is_null if is_null.any() else None)
 
     def bodies(self) -> pa.Array:
         """Return the bodies as stored."""
@@ -176,15 +179,15 @@ class Records:
         if self._ipv6 is not None:
             ends = positions + np.where(self._ipv6 & 1, 20, 8)
             pieces = zip(positions.tolist(), ends.tolist(), strict=True)
-            return pa.array([str(decode_host(bytes(self.wire[begin:end]))) for begin, end in pieces], pa.string())
+            return text_array([str(decode_host(bytes(self.wire[begin:end]))) for begin, end in pieces])
         # Few producers send many messages: decode each address once.
         hosts, which = np.unique(self._gather(positions, ">u8"), return_inverse=True)
         texts = [str(decode_host(int(host).to_bytes(8, "big"))) for host in hosts]
-        return pa.array(texts, pa.string()).take(pa.array(which))
+        return text_array(texts).take(number_array(which))
 
     def message_ids(self) -> pa.Array:
         """Return the message ids: the producer's, or else the broker's offset id."""
-        ids = self._pairs.find(UNIQUE_ID)
+        ids = self._property(UNIQUE_ID)
         return pc.coalesce(ids, self._offset_ids()) if ids.null_count else ids
 
     def _offset_ids(self) -> pa.Array:
@@ -193,7 +196,7 @@ class Records:
         if self._ipv6 is not None:
             sizes, numbers = np.where(self._ipv6 & 2, 20, 8), self.numbers("log_position").tolist()
             raw_hosts = (bytes(self.wire[at : at + size]) for at, size in zip(hosts, sizes, strict=True))
-            return pa.array(list(map(encode_offset_id, raw_hosts, numbers)), pa.string())
+            return text_array(list(map(encode_offset_id, raw_hosts, numbers)))
         raw = np.empty((len(self), 2), "V8")
         raw[:, 0], raw[:, 1] = self._gather(hosts, "V8"), self._gather(positions, "V8")
         digits = _HEX[raw.view(np.uint8)]
@@ -201,16 +204,31 @@ class Records:
         return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(digits))
 
     @cached_property
+    def _raw_properties(self) -> pa.Array:
+        return _slices(pa.py_buffer(self.wire), *self._properties)
+
+    @cached_property
+    def _property_bytes(self) -> bytes:
+        data = self._raw_properties.buffers()[2]
+        return b"" if data is None else data.to_pybytes()
+
+    @cached_property
     def _pairs(self) -> "Properties":
-        return Properties(_slices(pa.py_buffer(self.wire), *self._properties))
+        return Properties(self._raw_properties)
+
+    def _property(self, name: str) -> pa.Array:
+        """Return one property of each message. If none has it, the properties are not split."""
+        if f"{name}{NAME_END}".encode() not in self._property_bytes:
+            return null_texts(len(self))
+        return self._pairs.find(name)
 
     def tags(self) -> pa.Array:
         """Return the tags."""
-        return self._pairs.find(TAGS)
+        return self._property(TAGS)
 
     def keys(self) -> pa.Array:
         """Return the keys of each message as one text, separated by spaces."""
-        return self._pairs.find(KEYS)
+        return self._property(KEYS)
 
     def properties(self) -> pa.Array:
         """Return all properties, including RocketMQ's own."""
@@ -280,15 +298,15 @@ class Properties:
         values = _as_text(_slices(self._data, self._name_ends + 1, self._ends))
         counts = self._counts
         encoded = names.dictionary_encode()
-        marks = self._owners * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
+        marks = self._owners * max(1, len(encoded.dictionary)) + as_numbers(encoded.indices)
         if len(np.unique(marks)) < len(marks):  # the last duplicate wins
             _, from_the_end = np.unique(marks[::-1], return_index=True)
             kept = np.sort(len(marks) - 1 - from_the_end)
-            names, values = names.take(pa.array(kept)), values.take(pa.array(kept))
+            names, values = names.take(number_array(kept)), values.take(number_array(kept))
             counts = np.bincount(self._owners[kept], minlength=len(counts))
         offsets = np.zeros(len(counts) + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
-        return pa.MapArray.from_arrays(pa.array(offsets), names, values)
+        return pa.MapArray.from_arrays(number_array(offsets), names, values)
 
 
 def _slices(data: pa.Buffer, begins: Numbers, ends: Numbers, is_null: Numbers | None = None) -> pa.Array:
@@ -301,7 +319,7 @@ def _slices(data: pa.Buffer, begins: Numbers, ends: Numbers, is_null: Numbers | 
     positions[0:-1:2], positions[1::2] = begins, ends
     positions[-1] = positions[-2] if count else 0
     whole = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(positions), data])
-    return whole.take(pa.array(np.arange(0, 2 * count, 2), mask=is_null))
+    return whole.take(number_array(np.arange(0, 2 * count, 2), is_null=is_null))
 
 
 def _as_text(raw: pa.Array) -> pa.Array:
@@ -310,20 +328,20 @@ def _as_text(raw: pa.Array) -> pa.Array:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
         texts = [None if piece is None else piece.decode("utf-8", "replace") for piece in raw.to_pylist()]
-        return pa.array(texts, pa.string())
+        return text_array(texts)
 
 
 COLUMN_DECODERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
-    "commit_log_offset": lambda records: pa.array(records.numbers("log_position")),
+    "commit_log_offset": lambda records: number_array(records.numbers("log_position")),
     "born_timestamp": lambda records: records.times("born_at_ms"),
     "store_timestamp": lambda records: records.times("stored_at_ms"),
     "born_host": Records.born_hosts,
     "tags": Records.tags,
     "keys": Records.keys,
     "properties": Records.properties,
-    "flag": lambda records: pa.array(records.numbers("flag")),
+    "flag": lambda records: number_array(records.numbers("flag")),
     "message_id": Records.message_ids,
-    "reconsume_times": lambda records: pa.array(records.numbers("reconsume_times")),
+    "reconsume_times": lambda records: number_array(records.numbers("reconsume_times")),
     "body": Records.bodies,
 }
 """Columns decoded from records. Topic, broker and queue are known from the request."""

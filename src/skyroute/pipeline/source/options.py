@@ -29,6 +29,9 @@ LATEST_OFFSET: Final = -1
 READER_GROUP: Final = "TOOLS_CONSUMER"
 """The default consumer group. Every broker knows it and stores no offsets for it."""
 
+EVERY_COLUMN: Final = "*"
+"""The value of `columns` that chooses all."""
+
 PULL_MESSAGES_MAX: Final = 65_536
 """Largest value of `pullBatchSize`."""
 
@@ -239,7 +242,7 @@ def _read_columns(options: OptionReader, *, legacy: bool, with_rejects: bool) ->
     by_name.pop("reject")
 
     def parse(text: str) -> tuple[str, ...]:
-        names = _split_list(text)
+        names = list(by_name) if text.strip() == EVERY_COLUMN else _split_list(text)
         for name in names:
             if name not in by_name:
                 near = get_close_matches(name, by_name, n=1)
@@ -248,7 +251,9 @@ def _read_columns(options: OptionReader, *, legacy: bool, with_rejects: bool) ->
         return tuple(by_name[name] for name in names)
 
     with_properties = options.flag("includeProperties")
-    default = tuple(name for name in by_name.values() if with_properties or name != "properties")
+    default = tuple(
+        column.name for column in COLUMNS if column.is_default or (with_properties and column.name == "properties")
+    )
     columns = options.parsed("columns", parse=parse, default=default)
     return (*columns, "reject") if with_rejects else columns
 

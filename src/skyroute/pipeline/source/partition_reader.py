@@ -22,7 +22,7 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.positions import LogPosition, QueueOffset
 from skyroute.message.record import decode_record, encode_record
 from skyroute.message.tags import EVERY_TAG, parse_tag_expression
-from skyroute.pipeline.source.bodies import convert_bodies
+from skyroute.pipeline.arrow_arrays import as_flags, null_texts, number_array, repeated_text, text_array
 from skyroute.pipeline.source.decode import COLUMN_DECODERS, Numbers, Records, find_records
 from skyroute.pipeline.source.errors import RejectedRecordError, SourceError
 from skyroute.pipeline.source.fetcher import Chunk, Fetcher
@@ -153,7 +153,7 @@ class _RangeReader:
         self._check_gaps(offsets[is_wanted])
         self._next = max(self._next, int(offsets.max()) + 1)
         if self._tags:
-            has_tag = pc.is_in(records.tags(), pa.array(self._tags)).to_numpy(zero_copy_only=False)
+            has_tag = as_flags(pc.is_in(records.tags(), text_array(self._tags)))
             is_wanted &= has_tag | np.isin(offsets, list(reasons))  # a damaged record may have had the tag
         if not is_wanted.all():
             records.keep(is_wanted)
@@ -170,6 +170,8 @@ class _RangeReader:
         """Return the bodies in the wanted format, and add to `reasons` those without it; None if it is binary."""
         if self._body_type is None:
             return None
+        from skyroute.pipeline.source.bodies import convert_bodies  # noqa: PLC0415 - most reads do without
+
         body, wrong = convert_bodies(COLUMN_DECODERS["body"](records), self._body_type)
         found = {int(offsets[place]): reason for place, reason in wrong.items()}
         found = {offset: reason for offset, reason in found.items() if offset not in reasons}
@@ -209,14 +211,14 @@ class _RangeReader:
     def _column(self, name: str, records: Records, offsets: Numbers, reasons: dict[int, str]) -> pa.Array:
         queue = self._wanted.queue
         if name == "queue_offset":
-            return pa.array(offsets)
+            return number_array(offsets)
         if name == "reject":
-            texts = [reasons.get(offset) for offset in offsets.tolist()] if reasons else None
-            return pa.array(texts, pa.string()) if texts else pa.nulls(len(offsets), pa.string())
+            found = [reasons.get(offset) for offset in offsets.tolist()] if reasons else None
+            return text_array(found) if found else null_texts(len(offsets))
         if name == "queue_id":
-            return pa.array(np.full(len(offsets), queue.queue_id, np.int32))
+            return number_array(np.full(len(offsets), queue.queue_id, np.int32))
         if name in ("topic", "broker_name"):
-            return pa.repeat(queue.topic if name == "topic" else queue.broker_name, len(offsets))
+            return repeated_text(queue.topic if name == "topic" else queue.broker_name, len(offsets))
         return COLUMN_DECODERS[name](records)
 
 

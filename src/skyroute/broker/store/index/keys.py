@@ -1,6 +1,6 @@
 """The keys of a record, and their hashes in the index."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Final
@@ -96,6 +96,12 @@ def collect_keys(
         for word in words.split(b" "):
             if word:
                 keys.append((key_hash(topic, word), position, stored_at_ms))
+
+
+def keyed(positions: Sequence[int], properties: Sequence[bytes]) -> Iterable[tuple[int, bytes]]:
+    """Return the records of a batch that may have keys: none, if no property name of theirs ends like one of keys."""
+    together = b"".join(properties)
+    return zip(positions, properties, strict=True) if _UNIQUE_ID in together or _KEYS in together else ()
 
 
 def find_value(raw_properties: bytes, pair_start: bytes) -> bytes | None:
