@@ -66,7 +66,8 @@ class RocketMQSource(DataSource):
         from skyroute.pipeline.source.options import read_option_names
         from skyroute.pipeline.tables import check_write
 
-        check_write(self.options)
+        if not overwrite:  # which is refused in any case
+            check_write(self.options)
         return writer(self.options, schema, overwrite=overwrite, ignored=read_option_names())
 
     @short_errors
@@ -75,5 +76,6 @@ class RocketMQSource(DataSource):
         from skyroute.pipeline.source.options import read_option_names
         from skyroute.pipeline.tables import check_write
 
-        check_write(self.options)
+        if not overwrite:  # which is refused in any case
+            check_write(self.options)
         return stream_writer(self.options, schema, overwrite=overwrite, ignored=read_option_names())
