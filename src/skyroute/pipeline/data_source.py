@@ -46,7 +46,7 @@ class RocketMQSource(DataSource):
         from skyroute.pipeline.tables import options_of
 
         given = options_of(schema, self.options)
-        if given.get("pushfilters", given.get("pushFilters", "")).strip().lower() == "true":
+        if {name.lower(): text for name, text in given.items()}.get("pushfilters", "").strip().lower() == "true":
             # A reader with this method fails unless `spark.sql.python.filterPushdown.enabled` is set.
             from skyroute.pipeline.source.pushed_filters import FilteringReader
 
