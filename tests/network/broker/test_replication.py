@@ -185,7 +185,7 @@ async def test_topics_groups_and_offsets_reach_the_slave(empty_cluster: Cluster,
 async def test_a_slave_refuses_sends_and_pulls_unless_reads_are_enabled(empty_cluster: Cluster, master: Broker) -> None:
     slave = await start_slave(empty_cluster)
     line = await empty_cluster.line(address=slave.address)
-    for request in (send(), pull()):
+    for request in (send(), pull(), Request(RequestCode.POP_MESSAGE, {}), Request(RequestCode.END_TRANSACTION, {})):
         assert (await line.call(request)).code == ResponseCode.SYSTEM_BUSY
     assert store_of(slave).max_position == 0
 
