@@ -91,6 +91,10 @@ _NOT_ON_SLAVES: Final = (
     RequestCode.END_TRANSACTION,
     RequestCode.RESUME_CHECK_HALF_MESSAGE,
     RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.POP_MESSAGE,
+    RequestCode.ACK_MESSAGE,
+    RequestCode.BATCH_ACK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
 )
 """Requests that write messages."""
 
