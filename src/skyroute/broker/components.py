@@ -15,10 +15,12 @@ from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.cluster.peer_brokers import PeerBrokers
 from skyroute.broker.cluster.registrar import Registrar
 from skyroute.broker.cluster.topic_propagation import TopicPropagation
+from skyroute.broker.cluster.topic_routes import TopicRoutes
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.flush_wait import Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
 from skyroute.broker.handlers.access_checks import RequireTopic
+from skyroute.broker.handlers.assignment import AssignmentHandlers
 from skyroute.broker.handlers.broker_admin import BrokerAdminHandlers
 from skyroute.broker.handlers.clients import ClientHandlers
 from skyroute.broker.handlers.consume_status import ConsumeStatusHandlers
@@ -27,6 +29,7 @@ from skyroute.broker.handlers.groups import GroupHandlers
 from skyroute.broker.handlers.logical_queues import LogicalQueues
 from skyroute.broker.handlers.message_queries import MessageQueryHandlers
 from skyroute.broker.handlers.offsets import OffsetHandlers, bytes_in_memory
+from skyroute.broker.handlers.pop import PopHandlers
 from skyroute.broker.handlers.pull import PullHandlers
 from skyroute.broker.handlers.recall import RecallHandlers
 from skyroute.broker.handlers.replication import ReplicationHandlers
@@ -37,11 +40,18 @@ from skyroute.broker.handlers.topics import TopicHandlers
 from skyroute.broker.handlers.transactions import TransactionHandlers
 from skyroute.broker.housekeeping import TABLES_S, Retention, every, save_all
 from skyroute.broker.identity import Identity
+from skyroute.broker.pop.in_flight import InFlight
+from skyroute.broker.pop.long_polling import PopLongPolling
+from skyroute.broker.pop.ordered_queues import OrderedQueues
+from skyroute.broker.pop.popping import Popping
+from skyroute.broker.pop.revival import Revival
+from skyroute.broker.pop.revive_log import ReviveLog
 from skyroute.broker.replication.acknowledgement import Acknowledgement
 from skyroute.broker.replication.master import HaMaster
 from skyroute.broker.replication.metadata_sync import MetadataSync
 from skyroute.broker.replication.slave import HaSlave
 from skyroute.broker.scheduling.delay_levels import DelayLevels
+from skyroute.broker.scheduling.scheduled_delivery import Alarm
 from skyroute.broker.scheduling.timer_check import TimerCheck
 from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.stats import Stats
@@ -168,6 +178,7 @@ class Components:
         )
         self.peers = PeerBrokers(config.name_servers, clock.monotonic, tls, signer)
         self.topic_propagation = TopicPropagation(config.name_servers, identity, tls, signer)
+        self.topic_routes = TopicRoutes(config.name_servers, clock.monotonic, tls, signer)
         self.transactions = Transactions(
             self.store,
             self.appender,
@@ -180,6 +191,11 @@ class Components:
             may_send=self._may_send if self._require is not None else None,
         )
         self.retention = Retention(self.store, config, clock)
+        self._use_pop(JsonFile(folder / "consumerOrderInfo.json", disk))
+        self._use_replicas(tls, signer)
+
+    def _use_replicas(self, tls: ssl.SSLContext | None, signer: Signer | None) -> None:
+        config, clock = self.config, self.clock
         self._log_end_at_start = self.store.max_position
         self.ha_master = HaMaster(self.store, config, clock)
         self.ha_master.on_lines_change = self._send_new_messages
@@ -190,6 +206,44 @@ class Components:
         self.metadata_sync: MetadataSync | None = None
         if config.is_slave:
             self._follow(tls, signer)
+
+    def _use_pop(self, order_file: JsonFile) -> None:
+        now_ms, alarm = self._now_ms, Alarm()
+        self.in_flight = InFlight()
+        self.pop_polling = PopLongPolling(self.clock.monotonic, self.long_polling)
+        self.ordered_queues = OrderedQueues(order_file, self.pop_polling.wake_topic)
+        self.revive_log = ReviveLog(
+            *(self.store, self.appender, self.timers, self.offsets, self.in_flight, self.identity)
+        )
+        self.popping = Popping(
+            self.store,
+            topics=self.topics,
+            offsets=self.offsets,
+            in_flight=self.in_flight,
+            revive_log=self.revive_log,
+            ordered=self.ordered_queues,
+            stats=self.stats,
+            config=self.config,
+            identity=self.identity,
+            now_ms=now_ms,
+            young_bytes=bytes_in_memory(),
+            wake_revival=alarm.set,
+        )
+        self.revival = Revival(
+            self.store,
+            self.appender,
+            self.popping,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            in_flight=self.in_flight,
+            revive_log=self.revive_log,
+            ordered=self.ordered_queues,
+            announce=self.registrar.announce,
+            identity=self.identity,
+            monotonic=self.clock.monotonic,
+            alarm=alarm,
+        )
 
     def _follow(self, tls: ssl.SSLContext | None, signer: Signer | None) -> None:
         self.appender.refusal = StoreClosedError(f"{self.config.broker_name} is a slave, and writes nothing itself")
@@ -224,7 +278,7 @@ class Components:
         Raises:
             StorageError: a file is damaged or cannot be read.
         """
-        for table in (self.groups, self.offsets, self.request_modes, self.queue_mappings):
+        for table in (self.groups, self.offsets, self.request_modes, self.queue_mappings, self.ordered_queues):
             table.load()
         if self.ha_slave is None:
             self.delays.load()
@@ -247,8 +301,11 @@ class Components:
         else:
             yield self.delays.run()
             yield self.timers.run()
+            if config.timers_enabled:
+                yield self.revival.run()
             yield self.transactions.run()
             yield self.ha_master.run()
+        yield self.pop_polling.run()
         yield self.stats.run()
         yield every(SCAN_S, self.client_expiry.scan)
         yield every(config.retention_interval_s, self.retention.clean)
@@ -256,12 +313,17 @@ class Components:
         yield every(TABLES_S, self._save_tables)
 
     async def _save_tables(self) -> None:
-        tables = (self.topics, self.groups, self.request_modes, self.queue_mappings)
+        self.ordered_queues.clean(self._exist, self._now_ms())
+        tables = (self.topics, self.groups, self.request_modes, self.queue_mappings, self.ordered_queues)
         await save_all([table.table_file for table in tables])
+
+    def _exist(self, topic: str, group: str) -> bool:
+        return self.topics.get(topic) is not None and self.groups.get(group) is not None
 
     def on_disconnect(self, connection: int) -> None:
         """Drop the suspended pulls and the clients of a closed connection."""
         self.long_polling.drop(connection)
+        self.pop_polling.drop(connection)
         self.notifications.put(self.clients.drop(connection))
 
     async def close(self) -> None:
@@ -272,6 +334,8 @@ class Components:
         with suppress(StorageError):  # `store.close` raises it again
             if self.ha_slave is None:
                 self.transactions.write_op_messages()
+                if self.config.timers_enabled:
+                    self.popping.close()
             self.store.flush()
         await self._finish_writes()
         with ExitStack() as closing:  # last to first; a failure does not stop the others
@@ -295,7 +359,8 @@ class Components:
 
     @property
     def _table_files(self) -> tuple[TableFile, ...]:
-        tables = (self.topics, self.groups, self.offsets, self.request_modes, self.queue_mappings)
+        changing = (self.offsets, self.ordered_queues)
+        tables = (self.topics, self.groups, self.request_modes, self.queue_mappings, *changing)
         return tuple(table.table_file for table in tables)
 
     async def _finish_writes(self) -> None:
@@ -413,7 +478,21 @@ class Components:
             *(self.store, self.appender, self.topics, self.groups, self.stats, announce, self.config, self.identity),
             require=self._require,
         )
+        pop = PopHandlers(
+            *(self.popping, self.pop_polling, self.store, self.topics, self.groups),
+            *(self.config, self.identity, self.clock),
+            make_recheck=None if self.enforcer is None else self.enforcer.recheck,
+        )
+        assignment = AssignmentHandlers(self.topic_routes, self.clients, self.request_modes)
         return {
+            RequestCode.QUERY_ASSIGNMENT: assignment.query,
+            RequestCode.POP_MESSAGE: pop.pop,
+            RequestCode.ACK_MESSAGE: pop.ack,
+            RequestCode.BATCH_ACK_MESSAGE: pop.batch_ack,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: pop.change,
+            RequestCode.NOTIFICATION: pop.notification,
+            RequestCode.POLLING_INFO: pop.polling_info,
+            RequestCode.PEEK_MESSAGE: pop.peek,
             RequestCode.PULL_MESSAGE: pull.pull,
             RequestCode.LITE_PULL_MESSAGE: pull.pull,
             RequestCode.CONSUMER_SEND_MSG_BACK: send_back.send_back,
