@@ -69,7 +69,7 @@ class LongPolling:
         """`_continue` is scheduled for the next turn of the loop."""
         self._count = 0
         self.wake_after_flush = False
-        """Messages are visible only after a flush: `wake` wakes pulls, and an arrival does not."""
+        """Messages are visible only after a flush, or once slaves have them: `wake` wakes pulls, not an arrival."""
 
     def __repr__(self) -> str:
         return f"<LongPolling {len(self)} on {len(self._by_queue)} queues>"
@@ -98,9 +98,10 @@ class LongPolling:
                 asyncio.get_running_loop().call_soon(self.wake)
             self._woken.add(queue)
 
-    def wake(self) -> None:
-        """Check the pulls of all queues with new messages."""
-        woken, self._woken = self._woken, set()
+    def wake(self, *, is_complete: bool = True) -> None:
+        """Check the pulls of all queues with new messages; again at the next call if some may not be visible yet."""
+        woken = self._woken
+        self._woken = set() if is_complete else {queue for queue in woken if queue in self._by_queue}
         self._begin(work for queue in woken if (work := self._check(queue)) is not None)
 
     def wake_queue(self, topic: str, queue_id: int) -> None:
