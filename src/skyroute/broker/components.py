@@ -15,10 +15,12 @@ from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.cluster.peer_brokers import PeerBrokers
 from skyroute.broker.cluster.registrar import Registrar
 from skyroute.broker.cluster.topic_propagation import TopicPropagation
+from skyroute.broker.cluster.topic_routes import TopicRoutes
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.flush_wait import Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
 from skyroute.broker.handlers.access_checks import RequireTopic
+from skyroute.broker.handlers.assignment import AssignmentHandlers
 from skyroute.broker.handlers.broker_admin import BrokerAdminHandlers
 from skyroute.broker.handlers.clients import ClientHandlers
 from skyroute.broker.handlers.consume_status import ConsumeStatusHandlers
@@ -28,6 +30,7 @@ from skyroute.broker.handlers.groups import GroupHandlers
 from skyroute.broker.handlers.logical_queues import LogicalQueues
 from skyroute.broker.handlers.message_queries import MessageQueryHandlers
 from skyroute.broker.handlers.offsets import OffsetHandlers, bytes_in_memory
+from skyroute.broker.handlers.pop import PopHandlers
 from skyroute.broker.handlers.pull import PullHandlers
 from skyroute.broker.handlers.recall import RecallHandlers
 from skyroute.broker.handlers.replication import ReplicationHandlers
@@ -38,12 +41,19 @@ from skyroute.broker.handlers.topics import TopicHandlers
 from skyroute.broker.handlers.transactions import TransactionHandlers
 from skyroute.broker.housekeeping import TABLES_S, Retention, every, save_all
 from skyroute.broker.identity import Identity
+from skyroute.broker.pop.in_flight import InFlight
+from skyroute.broker.pop.long_polling import PopLongPolling
+from skyroute.broker.pop.ordered_queues import OrderedQueues
+from skyroute.broker.pop.popping import Popping
+from skyroute.broker.pop.revival import Revival
+from skyroute.broker.pop.revive_log import ReviveLog
 from skyroute.broker.replication.acknowledgement import Acknowledgement
 from skyroute.broker.replication.master import HaMaster
 from skyroute.broker.replication.metadata_sync import MetadataSync
 from skyroute.broker.replication.slave import HaSlave
 from skyroute.broker.roles import Roles
 from skyroute.broker.scheduling.delay_levels import DelayLevels
+from skyroute.broker.scheduling.scheduled_delivery import Alarm
 from skyroute.broker.scheduling.timer_check import TimerCheck
 from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.stats import Stats
@@ -90,6 +100,10 @@ _CHANGES: Final = (
     RequestCode.UPDATE_AND_CREATE_TOPIC,
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
     RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.POP_MESSAGE,
+    RequestCode.ACK_MESSAGE,
+    RequestCode.BATCH_ACK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
 )
 """Requests that change tables; in controller mode, a slave's tables are the master's."""
 _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
@@ -178,6 +192,7 @@ class Components:
         )
         self.peers = PeerBrokers(config.name_servers, clock.monotonic, tls, signer)
         self.topic_propagation = TopicPropagation(config.name_servers, identity, tls, signer)
+        self.topic_routes = TopicRoutes(config.name_servers, clock.monotonic, tls, signer)
         self.transactions = Transactions(
             self.store,
             self.appender,
@@ -190,6 +205,11 @@ class Components:
             may_send=self._may_send if self._require is not None else None,
         )
         self.retention = Retention(self.store, config, clock)
+        self._use_pop(JsonFile(folder / "consumerOrderInfo.json", disk))
+        self._use_replicas(tls, signer, disk)
+
+    def _use_replicas(self, tls: ssl.SSLContext | None, signer: Signer | None, disk: Disk | None) -> None:
+        config, clock = self.config, self.clock
         self._log_end_at_start = self.store.max_position
         self.ha_master = HaMaster(self.store, config, clock)
         self.ha_master.on_lines_change = self._send_new_messages
@@ -198,14 +218,11 @@ class Components:
         self.metadata_sync: MetadataSync | None = None
         self.roles: Roles | None = None
         """The role that a controller gives; None outside controller mode."""
-        self._take_role(tls, signer, disk)
-
-    def _take_role(self, tls: ssl.SSLContext | None, signer: Signer | None, disk: Disk | None) -> None:
-        if self.config.is_sync_master:
+        if config.is_sync_master:
             self.appender.use_replicas(self.acknowledgement.wait_for, self.acknowledgement.check)
-        if self.config.is_slave:
+        if config.is_slave:
             self._follow(tls, signer)
-        if self.config.controller_mode_enabled:
+        if config.controller_mode_enabled:
             self.roles = self._controlled(tls, signer, disk)
 
     def _controlled(self, tls: ssl.SSLContext | None, signer: Signer | None, disk: Disk | None) -> Roles:
@@ -215,7 +232,8 @@ class Components:
             topics=self.topics,
             registrar=self.registrar,
             metadata_sync=self.metadata_sync,
-            master_work=(self.delays, self.timers, self.transactions),
+            load_progress=self._load_progress,
+            master_tasks=self._master_tasks,
             long_polling=self.long_polling,
             on_arrived=self._on_arrived,
             clock=self.clock,
@@ -224,6 +242,44 @@ class Components:
             disk=disk,
         )
         return roles
+
+    def _use_pop(self, order_file: JsonFile) -> None:
+        now_ms, alarm = self._now_ms, Alarm()
+        self.in_flight = InFlight()
+        self.pop_polling = PopLongPolling(self.clock.monotonic, self.long_polling)
+        self.ordered_queues = OrderedQueues(order_file, self.pop_polling.wake_topic)
+        self.revive_log = ReviveLog(
+            *(self.store, self.appender, self.timers, self.offsets, self.in_flight, self.identity)
+        )
+        self.popping = Popping(
+            self.store,
+            topics=self.topics,
+            offsets=self.offsets,
+            in_flight=self.in_flight,
+            revive_log=self.revive_log,
+            ordered=self.ordered_queues,
+            stats=self.stats,
+            config=self.config,
+            identity=self.identity,
+            now_ms=now_ms,
+            young_bytes=bytes_in_memory(),
+            wake_revival=alarm.set,
+        )
+        self.revival = Revival(
+            self.store,
+            self.appender,
+            self.popping,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            in_flight=self.in_flight,
+            revive_log=self.revive_log,
+            ordered=self.ordered_queues,
+            announce=self.registrar.announce,
+            identity=self.identity,
+            monotonic=self.clock.monotonic,
+            alarm=alarm,
+        )
 
     def _follow(self, tls: ssl.SSLContext | None, signer: Signer | None) -> None:
         self.appender.refusal = StoreClosedError(f"{self.config.broker_name} is a slave, and writes nothing itself")
@@ -267,17 +323,27 @@ class Components:
         Raises:
             StorageError: a file is damaged or cannot be read.
         """
-        for table in (self.groups, self.offsets, self.request_modes, self.queue_mappings):
+        for table in (self.groups, self.offsets, self.request_modes, self.queue_mappings, self.ordered_queues):
             table.load()
-        if self._writes:
-            self.delays.load()
-            self.timers.load()
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
             log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
         if self._writes:
             reconcile_topics(self.topics, self.store, self._had_queues)
-            self.transactions.load()
+            self._load_progress()
+
+    def _load_progress(self) -> None:
+        """Read the progress of what only masters do."""
+        for work in (self.delays, self.timers, self.transactions):
+            work.load()
+
+    def _master_tasks(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Give the background tasks of a master, which append messages."""
+        yield self.delays.run()
+        yield self.timers.run()
+        if self.config.timers_enabled:
+            yield self.revival.run()
+        yield self.transactions.run()
 
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Give the background tasks."""
@@ -290,10 +356,9 @@ class Components:
             yield self.ha_slave.run()
             yield self.metadata_sync.run()
         else:
-            yield self.delays.run()
-            yield self.timers.run()
-            yield self.transactions.run()
+            yield from self._master_tasks()
             yield self.ha_master.run()
+        yield self.pop_polling.run()
         yield self.stats.run()
         yield every(SCAN_S, self.client_expiry.scan)
         yield every(config.retention_interval_s, self.retention.clean)
@@ -301,12 +366,17 @@ class Components:
         yield every(TABLES_S, self._save_tables)
 
     async def _save_tables(self) -> None:
-        tables = (self.topics, self.groups, self.request_modes, self.queue_mappings)
+        self.ordered_queues.clean(self._exist, self._now_ms())
+        tables = (self.topics, self.groups, self.request_modes, self.queue_mappings, self.ordered_queues)
         await save_all([table.table_file for table in tables])
+
+    def _exist(self, topic: str, group: str) -> bool:
+        return self.topics.get(topic) is not None and self.groups.get(group) is not None
 
     def on_disconnect(self, connection: int) -> None:
         """Drop the suspended pulls and the clients of a closed connection."""
         self.long_polling.drop(connection)
+        self.pop_polling.drop(connection)
         self.notifications.put(self.clients.drop(connection))
 
     async def close(self) -> None:
@@ -318,6 +388,8 @@ class Components:
         with suppress(StorageError):  # `store.close` raises it again
             if writes:
                 self.transactions.write_op_messages()
+                if self.config.timers_enabled:
+                    self.popping.close()
             self.store.flush()
         if self.roles is not None:
             await self.roles.stop()
@@ -345,7 +417,8 @@ class Components:
 
     @property
     def _table_files(self) -> tuple[TableFile, ...]:
-        tables = (self.topics, self.groups, self.offsets, self.request_modes, self.queue_mappings)
+        changing = (self.offsets, self.ordered_queues)
+        tables = (self.topics, self.groups, self.request_modes, self.queue_mappings, *changing)
         return tuple(table.table_file for table in tables)
 
     async def _finish_writes(self) -> None:
@@ -473,7 +546,21 @@ class Components:
             *(self.store, self.appender, self.topics, self.groups, self.stats, announce, self.config, self.identity),
             require=self._require,
         )
+        pop = PopHandlers(
+            *(self.popping, self.pop_polling, self.store, self.topics, self.groups),
+            *(self.config, self.identity, self.clock),
+            make_recheck=None if self.enforcer is None else self.enforcer.recheck,
+        )
+        assignment = AssignmentHandlers(self.topic_routes, self.clients, self.request_modes)
         return {
+            RequestCode.QUERY_ASSIGNMENT: assignment.query,
+            RequestCode.POP_MESSAGE: pop.pop,
+            RequestCode.ACK_MESSAGE: pop.ack,
+            RequestCode.BATCH_ACK_MESSAGE: pop.batch_ack,
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: pop.change,
+            RequestCode.NOTIFICATION: pop.notification,
+            RequestCode.POLLING_INFO: pop.polling_info,
+            RequestCode.PEEK_MESSAGE: pop.peek,
             RequestCode.PULL_MESSAGE: pull.pull,
             RequestCode.LITE_PULL_MESSAGE: pull.pull,
             RequestCode.CONSUMER_SEND_MSG_BACK: send_back.send_back,

@@ -2,8 +2,8 @@
 
 import logging
 import ssl
-from collections.abc import Callable, Coroutine
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final
 
 from skyroute.broker.appender import Appender
 from skyroute.broker.cluster.registrar import Registrar
@@ -39,14 +39,6 @@ ALL_MEMBERS: Final = -1
 CALL_S: Final = 3.0
 
 
-class MasterWork(Protocol):
-    """Work that only masters do, with progress that is read again at each change to master."""
-
-    def load(self) -> None: ...
-
-    def run(self) -> Coroutine[Any, Any, None]: ...
-
-
 class Roles:
     """Changes the role of a broker, as its controller says."""
 
@@ -60,7 +52,8 @@ class Roles:
         topics: Topics,
         registrar: Registrar,
         metadata_sync: MetadataSync,
-        master_work: tuple[MasterWork, ...],
+        load_progress: Callable[[], None],
+        master_tasks: Callable[[], Iterable[Coroutine[Any, Any, None]]],
         long_polling: LongPolling,
         on_arrived: Callable[[dict[tuple[str, int], None]], None],
         clock: Clock,
@@ -75,7 +68,8 @@ class Roles:
         self._topics = topics
         self._registrar = registrar
         self._metadata_sync = metadata_sync
-        self._master_work = master_work
+        self._load_progress = load_progress
+        self._master_tasks = master_tasks
         self._long_polling = long_polling
         self._tls = tls
         self._signer = signer
@@ -140,9 +134,9 @@ class Roles:
             await self._tasks.end()  # the table of topics is no longer the old master's
             restore_topics(self._topics, self._store)
             self._appender.refusal = None
-            for work in self._master_work:
-                work.load()
-                self._tasks.spawn(work.run())
+            self._load_progress()
+            for task in self._master_tasks():
+                self._tasks.spawn(task)
             self._serves_as_master = True
         self.master_address = None
         await self._register(MASTER_ID, epoch)

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.delivery.filters import TAG, TAGS_CHARS_MAX, Filter, make_filter, retry_filter
+from skyroute.broker.delivery.filters import Filter, make_filter, retry_filter, subscription_filter
 from skyroute.broker.delivery.long_polling import LongPolling, SuspendedPull
 from skyroute.broker.handlers.access_checks import MakeRecheck, Recheck
 from skyroute.broker.identity import Identity
@@ -16,13 +16,11 @@ from skyroute.broker.store.queues.queue_read import QueueRead, ReadStatus
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.topics import Topics
-from skyroute.message.errors import TagExpressionError
 from skyroute.message.reserved_topics import retry_topic
-from skyroute.message.tags import parse_tag_expression
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.topology import MASTER_ID, Permission
-from skyroute.wire.calls.clients import MessageModel, Subscription
+from skyroute.wire.calls.clients import MessageModel
 from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.calls.offsets import NO_MIN_OFFSET
 from skyroute.wire.calls.pull import PullAnswer, PullQuestion, PullStatus, decode_pull, encode_pull_answer
@@ -209,7 +207,8 @@ class PullHandlers:
         """Return the filter of the pull's own subscription or, if it has none, of its group's heartbeat."""
         by_properties = self._config.property_filter_enabled
         if question.expression is not None:
-            return make_filter(_subscription_of(question), by_properties=by_properties)
+            kind, expression = question.expression_type, question.expression
+            return subscription_filter(question.topic, kind, expression, by_properties=by_properties)
         consumers = self._clients.consumers(question.group)
         if consumers is None:
             raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
@@ -293,23 +292,6 @@ class PullHandlers:
         if found.last_position >= 0 and self._store.max_position - found.last_position > memory_bytes:
             return group.broker_id_when_slow
         return group.broker_id
-
-
-def _subscription_of(question: PullQuestion) -> Subscription:
-    """Return the subscription that a pull carries."""
-    kind, expression, topic = question.expression_type, question.expression or "", question.topic
-    if kind != TAG:
-        return Subscription(topic, expression, kind)
-    if len(expression) > TAGS_CHARS_MAX:
-        raise RefusedError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-            f"the expression has {len(expression)} characters (expected at most {TAGS_CHARS_MAX})",
-        )
-    try:
-        tags = parse_tag_expression(expression)
-    except TagExpressionError:
-        raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed") from None
-    return Subscription(topic, tags.text, TAG, codes=tuple(tags.codes))
 
 
 def _forbid(kind: int, reason: str) -> Response:

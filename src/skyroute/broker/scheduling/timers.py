@@ -117,6 +117,8 @@ class Timers:
         self._slot_offset = 0
         """Of the messages read, slots before `_slot_ms` are delivered, and in that slot those before `_slot_offset`."""
         self._read_end = 0
+        self.first_offset = 0
+        """Messages before this offset of the timer topic were delivered before the start of this process."""
         self._late: set[int] = set()
         """Messages of slots that count as delivered, because the clock was set back."""
         self._refill: tuple[int, int, int] | None = None
@@ -167,7 +169,7 @@ class Timers:
         self._start = self._safe = self._saved = progress
         self._noted = (0, progress)
         self._slot_ms, self._slot_offset = progress.slot_ms, progress.slot_offset
-        self._read_end = progress.oldest if progress.is_ours else 0
+        self._read_end = self.first_offset = progress.oldest if progress.is_ours else 0
 
     @property
     def check_point(self) -> bytes:
@@ -290,6 +292,11 @@ class Timers:
         if read.max_offset == 0:
             return offset, messages
         return read.next_offset, messages
+
+    def read_waiting(self, offset: int, count_max: int) -> tuple[int, list[StoredMessage]]:
+        """Return the next offset, and those messages that were not delivered before the start of this process."""
+        reached, messages = self._read(offset, count_max)
+        return reached, [message for message in messages if self._waits(message)]
 
     def _waits(self, message: StoredMessage) -> bool:
         """Return whether a message was not delivered before the start of this process."""
