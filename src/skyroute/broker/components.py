@@ -93,6 +93,10 @@ _NOT_ON_SLAVES: Final = (
     RequestCode.END_TRANSACTION,
     RequestCode.RESUME_CHECK_HALF_MESSAGE,
     RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.POP_MESSAGE,
+    RequestCode.ACK_MESSAGE,
+    RequestCode.BATCH_ACK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
 )
 """Requests that write messages."""
 _CHANGES: Final = (
@@ -100,10 +104,6 @@ _CHANGES: Final = (
     RequestCode.UPDATE_AND_CREATE_TOPIC,
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
     RequestCode.DELETE_TOPIC_IN_BROKER,
-    RequestCode.POP_MESSAGE,
-    RequestCode.ACK_MESSAGE,
-    RequestCode.BATCH_ACK_MESSAGE,
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
 )
 """Requests that change tables; in controller mode, a slave's tables are the master's."""
 _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
@@ -293,7 +293,8 @@ class Components:
         self, master_address: Callable[[], str | None], tls: ssl.SSLContext | None, signer: Signer | None
     ) -> MetadataSync:
         return MetadataSync(
-            *(self.topics, self.groups, self.offsets, self.request_modes, self.delays, self.timers, self.clock),
+            *(self.topics, self.groups, self.offsets, self.request_modes, self.queue_mappings),
+            *(self.delays, self.timers, self.clock),
             announce=self.registrar.announce,
             master_address=master_address,
             tls=tls,
