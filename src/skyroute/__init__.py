@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from skyroute.client.consuming.intervals import Intervals
     from skyroute.client.consuming.pull_consumer import PullConsumer
     from skyroute.client.consuming.push.handlers import ConsumeResult, RetryLater
+    from skyroute.client.consuming.simple_consumer import SimpleConsumer
     from skyroute.client.consuming.subscription import StartPosition, sql
     from skyroute.client.producing.producer import Producer
     from skyroute.client.results import SendResult, SendStatus, TransactionResult
@@ -45,6 +46,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Session",
+    "SimpleConsumer",
     "SkyrouteError",
     "StartPosition",
     "StoredMessage",
@@ -70,6 +72,7 @@ _MODULES = {
     "SendResult": "client.results",
     "SendStatus": "client.results",
     "Session": "client.session.session",
+    "SimpleConsumer": "client.consuming.simple_consumer",
     "SkyrouteError": "errors",
     "StartPosition": "client.consuming.subscription",
     "StoredMessage": "message.message",

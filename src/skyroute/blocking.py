@@ -22,6 +22,7 @@ from skyroute.client.consuming.consumer import STOP_TIMEOUT_S, H
 from skyroute.client.consuming.consumer import Consumer as AsyncConsumer
 from skyroute.client.consuming.filter_support import PendingSubscription
 from skyroute.client.consuming.pull_consumer import PullConsumer as AsyncPullConsumer
+from skyroute.client.consuming.simple_consumer import SimpleConsumer as AsyncSimpleConsumer
 from skyroute.client.consuming.subscription import Expression
 from skyroute.client.errors import ClientError
 from skyroute.client.producing.producer import Producer as AsyncProducer
@@ -244,6 +245,18 @@ class PullConsumer(_Blocking[AsyncPullConsumer]):
 
     def __iter__(self) -> Iterator[StoredMessage]:
         return _iterate(self._inner.__aiter__())
+
+
+class SimpleConsumer(_Blocking[AsyncSimpleConsumer]):
+    """Receives and acknowledges messages one by one: `skyroute.SimpleConsumer` without `await`."""
+
+    _asynchronous = AsyncSimpleConsumer
+    subscribe = _on_loop(AsyncSimpleConsumer.subscribe)
+    unsubscribe = _on_loop(AsyncSimpleConsumer.unsubscribe)
+    receive = _blocking(AsyncSimpleConsumer.receive)
+    ack = _blocking(AsyncSimpleConsumer.ack)
+    change_invisible_time = _blocking(AsyncSimpleConsumer.change_invisible_time)
+    run = _blocking(AsyncSimpleConsumer.run)
 
 
 class Admin(_Blocking[AsyncAdmin]):

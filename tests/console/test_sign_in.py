@@ -1,5 +1,6 @@
 """Sign-in, roles, form tokens, security headers and cookies."""
 
+import json
 import re
 import ssl
 from collections.abc import Iterator
@@ -306,3 +307,33 @@ def test_the_console_serves_https_with_a_certificate(
         serve(real_cluster.name_server_address, sign_in=True, folder=folder, certificate=tmp_path / "key.pem")
     with pytest.raises(ConsoleError, match="--certificate"):
         serve(real_cluster.name_server_address, sign_in=True, folder=folder, key=tmp_path / "key.pem")
+
+
+# Users of the cluster
+
+
+def test_users_of_the_cluster_sign_in_with_the_role_of_their_policies(
+    real_cluster: Cluster, serve: Serve, tmp_path: Path
+) -> None:
+    rules = tmp_path / "access.json"
+    entry = {"resource": "Cluster:*", "actions": ["Get"], "decision": "Allow"}
+    users = [{"username": "cleo", "password": "a key of hers"}, {"username": "carl", "password": "a key of his"}]
+    policies = [{"policyType": "Custom", "entries": [entry]}]
+    content = {"format": 1, "users": users, "acls": [{"subject": "User:cleo", "policies": policies}]}
+    rules.write_text(json.dumps(content))
+    console = serve(
+        real_cluster.name_server_address,
+        sign_in=True,
+        folder=tmp_path / "console",
+        access_rules=rules,
+        trusted_proxies=parse_networks("127.0.0.1"),
+    )
+    with httpx.Client(base_url=console.url, timeout=20) as browser:
+        assert sign_in(browser, "carl", "a key of his", "10.2.2.2").status_code == HTTPStatus.FORBIDDEN
+        assert sign_in(browser, "cleo", "a key of hers", "10.2.2.3").status_code == HTTPStatus.SEE_OTHER
+        page = browser.get("/")
+        assert page.status_code == HTTPStatus.OK
+        form = {**ACTION_FIELDS, "token": token_in(page.text)}
+        assert browser.post(ACTION, data=form).status_code == HTTPStatus.FORBIDDEN
+        rules.write_text(json.dumps(content | {"users": users[1:]}))
+        assert browser.get("/", follow_redirects=False).headers["location"] == "/sign-in"

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from skyroute.access.errors import RulesError
-from skyroute.message.reserved_topics import RETRY_PREFIX
+from skyroute.message.reserved_topics import RETRY_PREFIX, has_messages_of_others
 from skyroute.wire.fields import is_name
 
 EVERYTHING: Final = "*"
@@ -65,12 +65,21 @@ class Resource(msgspec.Struct, frozen=True, gc=False):
         return f"{self.kind}:{self.name}{'' if self.pattern is Pattern.LITERAL else EVERYTHING}"
 
     def covers(self, needed: "Resource") -> bool:
-        """Return whether a policy for this resource is about one that a request needs."""
+        """Return whether a policy for this resource is about one that a request needs.
+
+        A topic with messages of other topics is covered by its own name only: `Topic:*` must not undo a Deny for one of
+        these.
+        """
         if self.kind is not needed.kind:
-            return self.kind is ResourceKind.ANY
+            return self.kind is ResourceKind.ANY and not needed.is_internal
         if self.pattern is Pattern.LITERAL:
             return self.name == needed.name
-        return needed.name.startswith(self.name)
+        return needed.name.startswith(self.name) and not needed.is_internal
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether this is a topic in which the broker keeps messages of other topics."""
+        return self.kind is ResourceKind.TOPIC and has_messages_of_others(self.name)
 
     @property
     def rank(self) -> tuple[bool, int, int]:

@@ -56,20 +56,28 @@ class WatchedFile:
         """Return the content; None if there is no such file.
 
         Raises:
-            FileReadError: the file cannot be read, or is too long.
+            FileReadError: the file cannot be read, is too long, or is a pipe or device.
         """
         try:
-            with self.path.open("rb") as file:
+            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would be waited for
                 status = os.fstat(file.fileno())
                 self._seen = _mark(status)
-                if status.st_size > FILE_BYTES_MAX:
-                    raise FileReadError(f"{self.path} has {status.st_size} bytes (expected at most {FILE_BYTES_MAX})")
-                return file.read()
+                if not stat.S_ISREG(status.st_mode):
+                    raise FileReadError(f"{self.path} is not a regular file")
+                content = file.read(FILE_BYTES_MAX + 1)  # it may grow meanwhile
+                if len(content) > FILE_BYTES_MAX:
+                    raise FileReadError(f"{self.path} has more than {FILE_BYTES_MAX} bytes")
+                return content
         except FileNotFoundError:
             self._seen = None
             return None
         except OSError as error:
             raise FileReadError(f"cannot read {self.path}: {error.strerror}") from error
+
+    @property
+    def was_there(self) -> bool:
+        """Whether the file was there at the last `read`."""
+        return self._seen is not None
 
     def forget(self) -> None:
         """Count the file as changed."""
@@ -107,13 +115,17 @@ class RulesFile:
             return False
 
     def load(self) -> Rules:
-        """Return the rules; none if there is no file.
+        """Return the rules; none if there never was a file.
 
         Raises:
             RulesError: the content is invalid.
-            FileReadError: the file cannot be read.
+            FileReadError: the file cannot be read, or is gone: an editor may be replacing it.
         """
+        was_there = self._watched.was_there
         content = self._watched.read()
+        if content is None and was_there:
+            self._watched.forget()
+            raise FileReadError(f"{self.path} is gone; to remove all users, write a file without users")
         return Rules() if content is None else decode_rules(content, str(self.path))
 
     def save(self, rules: Rules) -> None:

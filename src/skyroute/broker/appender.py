@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 from skyroute.broker.delivery.flush_wait import Flushed, Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
+from skyroute.broker.delivery.replica_wait import Replicated
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.prepared_batch import PreparedBatch
-from skyroute.files.errors import FileWriteError
+from skyroute.files.errors import FileWriteError, StorageError
 from skyroute.message.batch import RawItem
 
 if TYPE_CHECKING:  # they deliver through the appender
@@ -20,6 +21,11 @@ if TYPE_CHECKING:  # they deliver through the appender
 _LEVEL_MARK: Final = b"DELAY\x01"
 _TIMER_MARK: Final = b"TIMER_"
 """Parts of the properties of delayed messages. `in` would take three times as long as `find`."""
+
+WaitForReplicas = Callable[[int, Callable[[Replicated], None]], None]
+"""Calls back once enough slaves have the log up to a position, or too late."""
+
+_SEVERITY: Final = (Flushed.DONE, Flushed.LATE, Flushed.NOT_REPLICATED, Flushed.FAILED)
 
 
 class Appender:
@@ -40,9 +46,21 @@ class Appender:
         self._stats = stats
         self._delays: DelayLevels | None = None
         self._timers: Timers | None = None
-        self.waits_for_disk = store.settings.sync_flush
-        """A response waits until the message is on the disk: see `when_flushed`."""
+        self._waits_for_disk = store.settings.sync_flush
+        self.waits = self._waits_for_disk
+        """A response waits until the message is durable: see `when_durable`."""
+        self._wait_for_replicas: WaitForReplicas | None = None
+        self.check_replicas: Callable[[], None] | None = None
+        """Raises RefusedError if too few slaves are in sync for a message."""
+        self.on_append: Callable[[], None] | None = None
+        """Called after each append, while there are slaves."""
+        self.refusal: StorageError | None = None
+        """Why this broker does not write: it follows a master."""
         self.now_ms = now_ms
+
+    def use_replicas(self, wait: WaitForReplicas, check: Callable[[], None]) -> None:
+        """Let responses wait for slaves."""
+        self._wait_for_replicas, self.check_replicas, self.waits = wait, check, True
 
     def use(self, delays: "DelayLevels", timers: "Timers") -> None:
         """Set the delay levels and timers, which are constructed with this appender."""
@@ -76,11 +94,15 @@ class Appender:
         Raises:
             StorageError: nothing was stored.
         """
+        if self.refusal is not None:
+            raise self.refusal
         appended = self._store.append(draft, self.now_ms())
-        if self.waits_for_disk:
+        if self._waits_for_disk:
             self._flushing.flush_soon()
         self._stats.stored(draft.topic, 1, appended.record_bytes)
         self._long_polling.arrived(draft.topic, draft.queue_id)
+        if self.on_append is not None:
+            self.on_append()
         return appended
 
     def put_batch(self, draft: Draft, items: Sequence[RawItem]) -> AppendedBatch:
@@ -89,11 +111,15 @@ class Appender:
         Raises:
             StorageError: nothing was stored.
         """
+        if self.refusal is not None:
+            raise self.refusal
         appended = self._store.append_batch(draft, items, self.now_ms())
-        if self.waits_for_disk:
+        if self._waits_for_disk:
             self._flushing.flush_soon()
         self._stats.stored(draft.topic, len(items), appended.log_end - appended.log_positions[0])
         self._long_polling.arrived(draft.topic, draft.queue_id)
+        if self.on_append is not None:
+            self.on_append()
         return appended
 
     def prepare_batch(self, draft: Draft) -> PreparedBatch:
@@ -110,11 +136,15 @@ class Appender:
         Raises:
             StorageError: nothing was stored.
         """
+        if self.refusal is not None:
+            raise self.refusal
         appended = self._store.append_prepared(batch, self.now_ms())
-        if self.waits_for_disk:
+        if self._waits_for_disk:
             self._flushing.flush_soon()
         self._stats.stored(batch.draft.topic, len(appended.log_positions), len(batch.records))
         self._long_polling.arrived(batch.draft.topic, batch.draft.queue_id)
+        if self.on_append is not None:
+            self.on_append()
         return appended
 
     def dispatch_step(self) -> bool:
@@ -127,31 +157,54 @@ class Appender:
         Raises:
             StorageError, RecordError: nothing was stored.
         """
+        if self.refusal is not None:
+            raise self.refusal
         appended = self._store.append_inner_batch(draft, messages, self.now_ms())
         self._stats.stored(draft.topic, messages, appended.record_bytes)
         self._long_polling.arrived(draft.topic, draft.queue_id)
+        if self.on_append is not None:
+            self.on_append()
         return appended
 
     def disk_used(self) -> float:
         """Return the used share of the disk, from 0 to 1."""
         return self._store.disk_used()
 
-    def when_flushed(self, log_end: int, then: Callable[[Flushed], None]) -> None:
-        """Call `then` once the log is flushed up to this position, or the flush fails."""
-        self._flushing.wait_for(log_end, then)
+    def when_durable(self, log_end: int, then: Callable[[Flushed], None]) -> None:
+        """Call `then` once the log is on the disk and on slaves up to this position, as the settings ask for."""
+        wait_for_replicas = self._wait_for_replicas
+        if wait_for_replicas is None:
+            self._flushing.wait_for(log_end, then)
+            return
+        outcomes: list[Flushed] = []
 
-    def until_flushed(self, appended: Appended) -> Awaitable[None] | None:
-        """Return an awaitable for the flush of a message; None if responses do not wait for the disk."""
-        return self._wait_for_flush(appended) if self.waits_for_disk else None
+        def note(outcome: Flushed) -> None:
+            outcomes.append(outcome)
+            if len(outcomes) == 2:  # as in Apache's brokers, missing slaves outweigh a late flush
+                then(max(outcomes, key=_SEVERITY.index))
 
-    async def _wait_for_flush(self, appended: Appended) -> None:
-        flushed: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
+        def note_replicas(outcome: Replicated) -> None:
+            note(Flushed.DONE if outcome is Replicated.DONE else Flushed.NOT_REPLICATED)
+
+        if self._waits_for_disk:
+            self._flushing.wait_for(log_end, note)
+        else:
+            outcomes.append(Flushed.DONE)
+        wait_for_replicas(log_end, note_replicas)
+
+    def until_durable(self, appended: Appended) -> Awaitable[None] | None:
+        """Return an awaitable until a message is durable; None if responses do not wait."""
+        return self._wait_until_durable(appended) if self.waits else None
+
+    async def _wait_until_durable(self, appended: Appended) -> None:
+        durable: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
 
         def complete(outcome: Flushed) -> None:
-            if not flushed.done():
-                flushed.set_result(outcome)
+            if not durable.done():
+                durable.set_result(outcome)
 
-        self.when_flushed(appended.log_end, complete)
-        outcome = await flushed
+        self.when_durable(appended.log_end, complete)
+        outcome = await durable
         if outcome is not Flushed.DONE:
-            raise FileWriteError(f"record at {appended.log_position} is not on the disk: flush {outcome.name.lower()}")
+            reason = "not on enough slaves" if outcome is Flushed.NOT_REPLICATED else f"flush {outcome.name.lower()}"
+            raise FileWriteError(f"record at {appended.log_position} is not durable: {reason}")

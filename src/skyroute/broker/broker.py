@@ -109,6 +109,7 @@ class Broker:
             await server.serve()
             if config.listen_port:
                 await self._open_fast_port(tls, handlers)
+            self._open_ha_port(components, advertised.host)
             config.listen_port = server.port
         except BaseException:
             await self.kill()  # writes nothing
@@ -146,6 +147,23 @@ class Broker:
         else:
             self._servers.append(server)
 
+    def _open_ha_port(self, components: Components, advertised_host: str) -> None:
+        """Open the port for slaves. Without `haListenPort`, a broker whose port is taken runs without it."""
+        config = self.config
+        if config.is_slave:
+            return
+        port = config.ha_port or (config.listen_port + 1 if config.listen_port else 0)
+        try:
+            components.ha_master.listen(config.bind_address, port)
+        except BindError as error:
+            if config.ha_port:
+                raise
+            log.warning("replication port not opened port=%d reason=%s", port, error)
+            return
+        host = config.advertised_ha_host or advertised_host
+        shown = f"[{host}]" if ":" in host else host
+        components.registrar.ha_address = f"{shown}:{components.ha_master.port}"
+
     # Stop
 
     async def stop(self) -> None:
@@ -155,6 +173,8 @@ class Broker:
         if components is not None:
             await components.registrar.stop()
             await components.flushing.drain()
+            components.acknowledgement.replica_wait.stop()
+            components.ha_master.stop()
         for server in self._servers:
             await server.stop()
         await self._background.end()
@@ -169,6 +189,7 @@ class Broker:
         await self._background.end()
         components, self._components = self._components, None
         if components is not None:
+            components.ha_master.stop()
             await components.kill()
         await self._close_pages()
 

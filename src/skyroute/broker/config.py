@@ -14,6 +14,7 @@ from skyroute.message.reserved_topics import TRACE_TOPIC
 from skyroute.settings.config import ServerConfig, home_folder
 from skyroute.settings.errors import ConfigError
 from skyroute.settings.keys import HOUR_MS, HOURS, LONG_MAX, MS, PERCENT, InertSettings, Scope, Value, setting
+from skyroute.wire.ha import TRANSFER_BYTES_MAX
 
 DELAY_LEVELS_MAX: Final = 100
 """Each level has a queue."""
@@ -21,7 +22,6 @@ QUEUE_UNIT_BYTES: Final = 20
 BATCH_UNIT_BYTES: Final = 46
 _MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _REGISTRATION_INTERVALS_S: Final = (10.0, 60.0)
-_NOT_REPLICATED: Final = "this broker does not replicate; Apache RocketMQ's broker does"
 _NO_LIGHT_QUEUES: Final = "this broker has no light message queues"
 
 _UNSUPPORTED: Final[Mapping[str, str]] = {
@@ -60,11 +60,11 @@ class BrokerConfig(ServerConfig):
     advertised_host: str | None = setting("brokerIP1", Scope.BROKER, None, kind=str)
     """Host that clients connect to; None: found at the start."""
     advertised_ha_host: str | None = setting("brokerIP2", Scope.BROKER, None, kind=str)
-    """Host for slaves. It is checked and not registered: this broker does not replicate."""
+    """Host that slaves connect to; None: `advertised_host`."""
     advertised_port: int = setting("advertisedPort", Scope.OWN, 0, at_most=65535)
     """Port that clients connect to; 0: `listen_port`."""
     ha_port: int = setting("haListenPort", Scope.STORE, 0, at_most=65535)
-    """Port for slaves. This broker does not listen there."""
+    """Port that slaves connect to; 0: `listen_port` + 1."""
     name_server_list: str = setting("namesrvAddr", Scope.BROKER, "")
 
     # Registration
@@ -192,13 +192,40 @@ class BrokerConfig(ServerConfig):
     prometheus_port: int = setting("metricsPromExporterPort", Scope.BROKER, 5557, at_least=1, at_most=65535)
     prometheus_host: str = setting("metricsPromExporterHost", Scope.BROKER, "")
 
-    # Refused unless they have the default: only Apache's broker supports them
+    # Replication
 
     broker_role: str = setting(
         "brokerRole", Scope.STORE, "ASYNC_MASTER", choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
     )
-    in_sync_replicas: int = setting("inSyncReplicas", Scope.STORE, 1)
-    min_in_sync_replicas: int = setting("minInSyncReplicas", Scope.STORE, 1)
+    in_sync_replicas: int = setting("inSyncReplicas", Scope.STORE, 1, at_least=1, live=True)
+    """With SYNC_MASTER, number of brokers that have a message before the response; the master counts as one."""
+    min_in_sync_replicas: int = setting("minInSyncReplicas", Scope.STORE, 1, at_least=1, live=True)
+    """With SYNC_MASTER, sends are refused while fewer brokers are in sync; the master counts as one."""
+    auto_in_sync_replicas: bool = setting("enableAutoInSyncReplicas", Scope.STORE, False, live=True)
+    """Wait for fewer than `in_sync_replicas` if fewer are in sync."""
+    slave_timeout_s: float = setting("slaveTimeout", Scope.STORE, 3.0, unit=MS, at_least=1, live=True)
+    slave_read_enabled: bool = setting("slaveReadEnable", Scope.BROKER, False, live=True)
+    memory_share: float = setting(
+        "accessMessageInMemoryMaxRatio", Scope.STORE, 0.4, unit=PERCENT, at_most=100, live=True
+    )
+    """Share of the memory that holds the end of the log; consumers behind it are sent to a slave."""
+    ha_master_address: str = setting("haMasterAddress", Scope.STORE, "")
+    """Where a slave gets the log from; empty: the master's address from the name server."""
+    ha_heartbeat_s: float = setting("haSendHeartbeatInterval", Scope.STORE, 5.0, unit=MS, at_least=1)
+    ha_silence_s: float = setting("haHousekeepingInterval", Scope.STORE, 20.0, unit=MS, at_least=1)
+    """A replication connection without a byte from the peer for this time is closed."""
+    ha_transfer_bytes: int = setting(
+        "haTransferBatchSize", Scope.STORE, 32 * 1024, at_least=1, at_most=TRANSFER_BYTES_MAX, live=True
+    )
+    ha_max_gap_bytes: int = setting("haMaxGapNotInSync", Scope.STORE, 256 * 1024 * 1024, at_least=1, live=True)
+    """A slave that is less far behind is in sync."""
+    ha_flow_control: bool = setting("haFlowControlEnable", Scope.STORE, False, live=True)
+    ha_bytes_per_s: int = setting(
+        "maxHaTransferByteInSecond", Scope.STORE, 100 * 1024 * 1024, at_least=1, at_most=LONG_MAX, live=True
+    )
+
+    # Refused unless they have the default: only Apache's broker supports them
+
     controller_mode_enabled: bool = setting("enableControllerMode", Scope.BROKER, False)
     dledger_enabled: bool = setting("enableDLegerCommitLog", Scope.STORE, False)
     light_queues_enabled: bool = setting("enableLmq", Scope.STORE, False)
@@ -241,6 +268,16 @@ class BrokerConfig(ServerConfig):
     def sync_flush(self) -> bool:
         """Whether the response to a send waits until the message is on the disk."""
         return self.flush_disk_type == "SYNC_FLUSH"
+
+    @property
+    def is_slave(self) -> bool:
+        """Whether this broker follows a master."""
+        return self.broker_role == "SLAVE"
+
+    @property
+    def is_sync_master(self) -> bool:
+        """Whether the response to a send may wait for slaves."""
+        return self.broker_role == "SYNC_MASTER"
 
     @property
     def delays_ms(self) -> tuple[int, ...]:
@@ -299,15 +336,11 @@ class BrokerConfig(ServerConfig):
                 f"metricsExporterType={exporter} from {origin} is not supported: "
                 "this broker does not push metrics, Prometheus fetches them (expected PROM)"
             )
-        if parsed.get("brokerRole") == "SLAVE":
-            raise ConfigError(f"brokerRole=SLAVE from {origin} is not supported: {_NOT_REPLICATED}")
-        if parsed.get("brokerId"):
-            raise ConfigError(
-                f"brokerId={parsed['brokerId']} from {origin} is not supported: a master has 0, and {_NOT_REPLICATED}"
-            )
-        for key in ("inSyncReplicas", "minInSyncReplicas"):
-            if int(parsed.get(key) or 0) > 1:
-                raise ConfigError(f"{key}={parsed[key]} from {origin} is not supported: {_NOT_REPLICATED}")
+        is_slave = parsed.get("brokerRole", self.broker_role) == "SLAVE"
+        broker_id = parsed.get("brokerId", self.broker_id)
+        if is_slave != bool(broker_id):
+            expected = "1 or more for a slave" if is_slave else "0 for a master, or brokerRole=SLAVE"
+            raise ConfigError(f"brokerId={broker_id} from {origin} does not fit brokerRole (expected {expected})")
         if parsed.get("storeType", "default") != "default":
             raise ConfigError(
                 f"storeType={parsed['storeType']} from {origin} is not supported: "

@@ -1,6 +1,6 @@
 """Settings of Apache's broker that have no effect here, with their defaults.
 
-They are for thread pools, their queues, memory maps, replication, POP and other stores. Files written for Apache's
+They are for thread pools, their queues, memory maps, POP and other stores. Files written for Apache's
 brokers contain them, so they are accepted, checked and listed.
 """
 
@@ -19,7 +19,7 @@ _BROKER = """
     heartbeatThreadPoolQueueCapacity=50000 endTransactionPoolQueueCapacity=100000
     adminBrokerThreadPoolQueueCapacity=10000 loadBalanceThreadPoolQueueCapacity=100000 highSpeedMode=false
     commercialBaseCount=1 commercialSizePerMsg=4096 accountStatsEnable=true accountStatsPrintZeroValues=true
-    maxStatsIdleTimeInMinutes=-1 transferMsgByHeap=true sendHeartbeatTimeoutMillis=1000 slaveReadEnable=false
+    maxStatsIdleTimeInMinutes=-1 transferMsgByHeap=true sendHeartbeatTimeoutMillis=1000
     disableConsumeIfConsumerReadSlowly=false consumerFallbehindThreshold=17179869184 brokerFastFailureEnable=true
     waitTimeMillsInSendQueue=200 waitTimeMillsInPullQueue=5000 waitTimeMillsInLitePullQueue=5000
     waitTimeMillsInHeartbeatQueue=31000 waitTimeMillsInTransactionQueue=3000 waitTimeMillsInAckQueue=3000
@@ -72,9 +72,8 @@ _STORE = """
     flushCommitLogLeastPages=4 commitCommitLogLeastPages=4 flushLeastPagesWhenWarmMapedFile=4096
     flushConsumeQueueLeastPages=2 flushCommitLogThoroughInterval=10000 commitCommitLogThoroughInterval=200
     flushConsumeQueueThoroughInterval=60000 maxTransferBytesOnMessageInDisk=65536 maxTransferCountOnMessageInDisk=8
-    accessMessageInMemoryMaxRatio=40 maxMsgsNumBatch=64 messageIndexSafe=false haSendHeartbeatInterval=5000
-    haHousekeepingInterval=20000 haTransferBatchSize=32768 haMasterAddress= haMaxGapNotInSync=268435456
-    putMessageTimeout=8000 slaveTimeout=3000 warmMapedFileEnable=false offsetCheckInSlave=false debugLockEnable=false
+    maxMsgsNumBatch=64 messageIndexSafe=false
+    putMessageTimeout=8000 warmMapedFileEnable=false offsetCheckInSlave=false debugLockEnable=false
     duplicationEnable=false diskFallRecorded=true osPageCacheBusyTimeOutMills=1000 transientStorePoolEnable=false
     transientStorePoolSize=5 fastFailIfNoBufferInStorePool=false writeWithoutMmap=false dLegerGroup= dLegerPeers=
     dLegerSelfId= preferredLeaderId= enableBatchPush=false enableScheduleMessageStats=true maxLmqConsumeQueueNum=20000
@@ -88,8 +87,8 @@ _STORE = """
     cleanSwapedMapInterval=300000 logicQueueSwapMapReserveFileNum=20 searchBcqByCacheEnable=true
     dispatchFromSenderThread=false wakeCommitWhenPutMessage=true wakeFlushWhenPutMessage=false
     enableCleanExpiredOffset=false maxAsyncPutMessageRequests=5000 pullBatchMaxMessageCount=160 totalReplicas=1
-    allAckInSyncStateSet=false enableAutoInSyncReplicas=false haFlowControlEnable=false
-    maxHaTransferByteInSecond=104857600 haMaxTimeSlaveNotCatchup=15000 syncMasterFlushOffsetWhenStartup=false
+    allAckInSyncStateSet=false
+    haMaxTimeSlaveNotCatchup=15000 syncMasterFlushOffsetWhenStartup=false
     maxChecksumRange=1073741824 replicasPerDiskPartition=1 logicalDiskSpaceCleanForciblyThreshold=0.8
     maxSlaveResendLength=268435456 syncFromLastFile=false asyncLearner=false maxConsumeQueueScan=20000
     sampleCountThreshold=5000 coldDataFlowControlEnable=false coldDataScanEnable=false dataReadAheadEnable=true

@@ -84,7 +84,8 @@ class BrokerMetrics:
         components = self.components()
         if components is None:
             return
-        for part in (self._flow, self._clients, self._tables, self._store, self._waiting):
+        parts = (self._flow, self._clients, self._tables, self._store, self._waiting, self._pop, self._replication)
+        for part in parts:
             for family in part(components):
                 yield family
                 await asyncio.sleep(0)  # a thousand samples take a while
@@ -313,6 +314,49 @@ class BrokerMetrics:
         ):
             yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
 
+    def _pop(self, components: Components) -> Iterator[Metric]:
+        popping, revival, revive_log = components.popping, components.revival, components.revive_log
+        yield self._gauge(
+            "skyroute_broker_pop_in_flight_messages",
+            "Popped messages that are not acknowledged",
+            ("consumer_group", "topic"),
+            components.in_flight.counts().items(),
+        )
+        yield self._gauge(
+            "skyroute_broker_pop_waiting", "Pops in long polling", (), [(NO_LABELS, len(components.pop_polling))]
+        )
+        for name, text, number in (
+            ("popped_messages", "Messages popped", popping.popped),
+            ("acked_messages", "Messages acknowledged", popping.acked),
+            ("late_acks", "Acknowledgements without effect", popping.late_acks),
+            ("changed_messages", "Changes of an invisible time", popping.changed),
+            ("revived_messages", "Messages redelivered", revival.revived),
+            ("dropped_messages", "Messages not redelivered", revival.dropped),
+            ("check_points", "Check points written", revive_log.check_points_written),
+            ("acks_written", "Acknowledgements written", revive_log.acks_written),
+            ("ack_seconds", "Time from pop to acknowledgement", popping.ack_latency_ms * _MS),
+        ):
+            yield self._counter(f"skyroute_broker_pop_{name}", text, (), [(NO_LABELS, number)])
+
+    def _replication(self, components: Components) -> Iterator[Metric]:
+        slave = components.ha_slave
+        for name, text, number in (
+            ("connected", "1 if the master sends its log to this slave", slave is not None and slave.is_connected),
+            (
+                "lag_bytes",
+                "Bytes of the master's log that this slave lacks",
+                0 if slave is None else slave.behind_bytes,
+            ),
+        ):
+            yield self._gauge(f"skyroute_broker_slave_{name}", text, (), [(NO_LABELS, int(number))])
+        slaves = components.ha_master.slaves()
+        for name, text, value in (
+            ("in_sync_replicas", "Brokers of the group in sync; the master counts", components.ha_master.in_sync),
+            ("replica_lag_bytes", "Largest lag of a slave in bytes", max((s.behind_bytes for s in slaves), default=0)),
+            ("replica_lag_seconds", "Largest lag of a slave in seconds", max((s.behind_s for s in slaves), default=0)),
+        ):
+            yield self._gauge(f"skyroute_broker_{name}", text, (), [(NO_LABELS, value)])
+
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:
     """Give the lag of every group in every topic in which it has an offset."""
@@ -325,6 +369,9 @@ async def _find_lags(components: Components) -> AsyncIterator[Lag]:
                 pulled = components.offsets.pulled(group, topic, queue_id) or 0
                 messages += behind
                 inflight += min(max(pulled - offset, 0), behind)
+            # The committed offset of a POP group is behind messages in flight, or before them if they are in memory.
+            if popped := components.in_flight.count(group, topic):
+                messages, inflight = messages - inflight + popped, popped
             yield Lag(group, topic, messages, inflight)
         if number % PAIRS_PER_TURN == 0:
             await asyncio.sleep(0)

@@ -85,6 +85,19 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
     help="Audit log of a name server or broker on this machine, for the audit page; repeatable.",
 )
 @click.option(
+    "--access-rules",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Rules file of a server on this machine: its users can sign in, with roles by their policies.",
+)
+@click.option(
+    "--access-cluster",
+    metavar="NAME",
+    default="DefaultCluster",
+    show_default=True,
+    help="With --access-rules: Get on this cluster makes a viewer, Update an operator.",
+)
+@click.option(
     "--controller",
     "controllers",
     metavar="HOST:PORT[;HOST:PORT]",
@@ -108,6 +121,8 @@ def console(
     user_header_proxies: Networks,
     journals: tuple[str, ...],
     access_logs: tuple[Path, ...],
+    access_rules: Path | None,
+    access_cluster: str,
     controllers: str | None,
     certificate: Path | None,
     key: Path | None,
@@ -142,6 +157,8 @@ def console(
                 user_header_proxies=user_header_proxies,
                 journals=dict(map(_journal, journals)),
                 access_logs=access_logs,
+                access_rules=access_rules,
+                access_cluster=access_cluster,
                 controllers=controllers,
                 certificate=certificate,
                 key=key,

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 FILES_KEPT: Final = 5
 """Rotated files besides the current one."""
 TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s - %(message)s"
+_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,17 @@ def start_logging(settings: LogSettings) -> None:
             raise FileWriteError(
                 f"cannot write {settings.file}: {error.strerror}; choose another --log-file"
             ) from error
-    handler.setFormatter(JsonLines() if settings.format == "json" else logging.Formatter(TEXT_FORMAT))
+    handler.setFormatter(JsonLines() if settings.format == "json" else TextLines(TEXT_FORMAT))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
+
+
+class TextLines(logging.Formatter):
+    """Formats a message as one line: control characters, which a peer may have sent, are escaped."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides
+        """Return the line without a traceback."""
+        record.message = _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", record.message)
+        return super().formatMessage(record)
 
 
 class JsonLines(logging.Formatter):

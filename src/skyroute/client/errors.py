@@ -122,6 +122,13 @@ class TopicNotFoundError(BrokerRefusedError, code=ResponseCode.TOPIC_NOT_EXIST):
     stale_route = True
 
 
+class NotLeaderError(BrokerRefusedError, code=ResponseCode.NOT_LEADER_FOR_QUEUE):
+    """The logical queue of a static topic has moved to another broker."""
+
+    retryable = True
+    stale_route = True
+
+
 class NotFoundError(BrokerRefusedError, code=ResponseCode.QUERY_NOT_FOUND):
     """The key, offset or message does not exist."""
 

@@ -65,6 +65,10 @@ class ConsoleConfig:
     """Journal folders of name servers, by the name that pages show."""
     access_logs: Sequence[Path] = ()
     """Audit logs of servers on this machine, whose decisions the audit page shows."""
+    access_rules: Path | None = None
+    """Rules file of a server on this machine, whose users can sign in; None: only the console's own users."""
+    access_cluster: str = "DefaultCluster"
+    """Cluster of which these users need Get to look, and Update to make changes."""
     controllers: str | None = None
     """Addresses of controllers, separated by semicolons; None: the cluster has none."""
     certificate: Path | None = None

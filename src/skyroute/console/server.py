@@ -12,7 +12,7 @@ import uvicorn
 
 from skyroute.client.admin import Admin
 from skyroute.clock import Clock, SystemClock
-from skyroute.console.access.users import read_users
+from skyroute.console.access.cluster_users import ConsoleUsers
 from skyroute.console.app import make_app
 from skyroute.console.cluster_data.monitor import SNAPSHOT_POLL_S, ClusterMonitor
 from skyroute.console.config import ConnectionLimits, ConsoleConfig
@@ -62,7 +62,8 @@ class Console:
             ConsoleError: users must sign in and there are none, or the certificate cannot be used.
         """
         config = self.config
-        if config.must_sign_in and not read_users(config.users_path):
+        users = ConsoleUsers(config.users_path, config.access_rules, config.access_cluster)
+        if config.must_sign_in and not users.read():
             raise ConsoleError(
                 f"the console at {config.host} requires sign-in and has no users: add one with `skyroute console user "
                 f"NAME --role operator --data {config.folder}`, or bind it to 127.0.0.1"

@@ -148,6 +148,7 @@ class Enforcer:
         verdict = self._control.check(request, peer.source, peer.certificate_names, self._now_ms)
         self._verdict = verdict
         if verdict is None or verdict.is_allowed:
+            peer.user = "" if verdict is None or verdict.user is None else verdict.user.name
             return self._limit(request, verdict) if any(self._rates) else None
         if peer.count_refusal():
             log.info(
@@ -193,6 +194,16 @@ class Enforcer:
         if refusal is not None:
             gate.counts[refusal.reason] += 1
             raise RefusedError(ResponseCode.NO_PERMISSION, refusal.text)
+
+    def allows(self, peer: Peer, topic_name: str, action: Action) -> bool:
+        """Return whether the user of a connection may use a topic: the broker is about to send it a message."""
+        gate = self.gate
+        if gate is None or not peer.user:
+            return True
+        user = gate.rules.users.get(peer.user)
+        if user is None or not user.is_enabled:
+            return False
+        return gate.refusal(user, Need(topic(topic_name), frozenset({action})), peer.source) is None
 
     def recheck(self, request: Request, peer: Peer) -> Recheck | None:
         """Return a check for a request that waits: it decides again if the rules have changed meanwhile."""

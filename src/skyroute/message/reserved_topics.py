@@ -60,6 +60,25 @@ CLOSED_TO_SENDERS: Final = frozenset(
 )
 """Topics that only brokers write."""
 
+_WITH_OTHERS_MESSAGES: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        TIMER_TOPIC,
+        HALF_TOPIC,
+        HALF_DONE_TOPIC,
+        ROCKSDB_HALF_TOPIC,
+        ROCKSDB_HALF_DONE_TOPIC,
+        HALF_GIVEN_UP_TOPIC,
+    }
+)
+_REVIVE_PREFIX: Final = f"{SYSTEM_PREFIX}REVIVE_LOG_"
+
+
+def has_messages_of_others(topic: str) -> bool:
+    """Return whether a topic holds messages of other topics, or orders to move them: delays, half messages, revival."""
+    return topic in _WITH_OTHERS_MESSAGES or topic.startswith(_REVIVE_PREFIX)
+
+
 PREDEFINED_GROUPS: Final = frozenset(
     {
         "TOOLS_CONSUMER",

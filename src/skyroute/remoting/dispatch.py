@@ -39,6 +39,8 @@ class Peer:
     """Whether the connection has ended: it cannot hold a registration any more."""
     certificate_names: tuple[str, ...] = ()
     """Subject and alternative names of its client certificate, if the server has verified one."""
+    user: str = ""
+    """The user of its last request that access control has allowed; empty if none was needed."""
     caller: Caller | None = field(default=None, repr=False, compare=False)
 
     @property

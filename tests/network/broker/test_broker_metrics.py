@@ -17,6 +17,7 @@ from skyroute.settings.errors import ConfigError
 from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
+from tests.network.broker.pops import pop
 from tests.support.apache import free_port
 from tests.support.disks import NoSyncDisk
 from tests.support.raw import Request, encode
@@ -290,5 +291,6 @@ async def test_the_documentation_lists_exactly_the_metrics_that_exist(
             await producer.send(Message(topic, b"x"))
         await line.call(pull())
         await line.call(commit(0))
+        await line.call(pop())
         seen = told(await scrape(pages_of(watched)), without=OWN)
     assert seen == listed("Broker metrics") | listed("Process metrics")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from skyroute import Message, Producer, PullConsumer, QueueRef, StoredMessage, TransactionOutcome
 from skyroute.broker.broker import Broker
 from skyroute.broker.tables import queue_mappings
 from skyroute.wire.calls.static_topics import MAPPING_BYTES_MAX
@@ -80,6 +81,14 @@ class Pair:
         items = [("a", 1, 0), ("b", 1, MOVED_TO)]
         answer = await put(self.second, mapping_of("b", {0: items, 1: [("b", 0, 0)]}, epoch=EPOCH + STEP))
         assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+    async def move_back(self) -> None:
+        """Move logical queue 1 from the second broker to the first one."""
+        for logical in (-1, MOVED_TO):
+            items = [("b", 0, 0), ("a", 0, logical)]
+            for line, name, others in ((self.first, "a", {0: [("a", 1, 0)]}), (self.second, "b", {})):
+                answer = await put(line, mapping_of(name, {1: items, **others}, epoch=EPOCH + STEP))
+                assert answer.code == ResponseCode.SUCCESS, answer.remark
 
     async def move(self) -> None:
         await self.begin_move()
@@ -314,3 +323,58 @@ async def test_the_items_of_all_static_topics_are_bounded(pair: Pair, monkeypatc
     answer = await put(pair.first, mapping_of("a", {0: [("a", 1, 0)], 1: [("a", 0, 0)]}, epoch=EPOCH + 1))
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "at most 1" in (answer.remark or "")
+
+
+async def test_our_clients_follow_a_queue_to_its_new_broker_in_order(pair: Pair) -> None:
+    received: list[StoredMessage] = []
+
+    async def handle(message: StoredMessage) -> None:
+        received.append(message)
+
+    consumer = pair.cluster.consumer("g", ordered=True)
+    consumer.subscribe("S", handler=handle)
+    async with pair.cluster.producer() as producer, consumer:
+        sent = [await producer.send(Message("S", str(number).encode(), sharding_key="k")) for number in range(3)]
+        queue = sent[0].queue
+        assert queue.broker_name == "__syslo__global__"
+        await eventually(lambda: len(received) == 3)
+        moved = {0: pair.move, 1: pair.move_back}[queue.queue_id]
+        await moved()
+        sent += [await producer.send(Message("S", str(number).encode(), sharding_key="k")) for number in range(3, 6)]
+        await eventually(lambda: len(received) == 6)
+    assert [message.body for message in received] == [str(number).encode() for number in range(6)]
+    assert {result.queue for result in sent} == {queue}
+    offsets = [0, 1, 2, MOVED_TO, MOVED_TO + 1, MOVED_TO + 2]
+    assert [result.queue_offset for result in sent] == offsets
+    assert [message.queue_offset for message in received] == offsets
+    assert {(message.broker_name, message.queue_id) for message in received} == {(queue.broker_name, queue.queue_id)}
+
+
+async def test_a_transaction_on_a_moved_queue_is_committed(pair: Pair) -> None:
+    await pair.move()
+    received: list[bytes] = []
+
+    async def handle(message: StoredMessage) -> None:
+        received.append(message.body)
+
+    consumer = pair.cluster.consumer("g")
+    consumer.subscribe("S", handler=handle)
+    producer = Producer("p", pair.cluster.name_server_address, check=lambda _message: TransactionOutcome.UNKNOWN)
+    async with producer, consumer:
+        await producer.send_in_transaction(Message("S", b"t"), lambda _message, _result: TransactionOutcome.COMMIT)
+        await eventually(lambda: received == [b"t"])
+
+
+async def test_a_pull_consumer_reads_both_parts_of_a_moved_queue(pair: Pair) -> None:
+    await fill(pair.first, "0", "1")
+    await pair.move()
+    await fill(pair.second, "2")
+    async with PullConsumer("g", pair.cluster.name_server_address) as consumer:
+        queue = QueueRef("S", "__syslo__global__", 0)
+        assert queue in await consumer.queues("S")
+        consumer.assign([queue])
+        consumer.seek(queue, 0)
+        found: list[bytes] = []
+        while len(found) < 3:
+            found += [message.body for message in await consumer.poll(5.0)]
+    assert found == [b"0", b"1", b"2"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from skyroute.client.consuming.queue_calls import max_offset
 from skyroute.client.errors import (
     ClientError,
     GoAwayError,
@@ -29,6 +30,7 @@ from skyroute.client.session.incoming_requests import REQUESTS_MAX
 from skyroute.client.session.session import Session
 from skyroute.client.session.signing import Credentials
 from skyroute.message.message import Message
+from skyroute.message.queue_ref import QueueRef
 from skyroute.remoting.errors import ConnectError, ConnectionLostError, RemotingError
 from skyroute.remoting.tls_settings import TlsClientSettings
 from skyroute.wire.calls.clients import ConsumerData
@@ -699,7 +701,9 @@ def test_the_second_port_is_two_below() -> None:
     assert Session("a:1").sending_address("10.0.0.1:10911") == "10.0.0.1:10911"
 
 
-async def test_sends_take_the_second_port_and_heartbeats_the_first(cluster: FakeCluster) -> None:
+async def test_sends_and_management_requests_take_the_second_port_and_heartbeats_the_first(
+    cluster: FakeCluster,
+) -> None:
     sent: list[Command] = []
 
     async def fast(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -715,9 +719,10 @@ async def test_sends_take_the_second_port_and_heartbeats_the_first(cluster: Fake
     second = await asyncio.start_server(fast, "127.0.0.1", port - 2)
     async with Producer("g", cluster.address, vip_channel=True) as producer:
         await producer.send(Message("T", b"x"))
+        assert await max_offset(producer.session, QueueRef("T", "broker-a", 0)) >= 0
         await eventually(lambda: any(peer.client_id for peer in first.peers))
     second.close()
-    assert [command.code for command in sent] == [RequestCode.SEND_MESSAGE_V2]
+    assert [command.code for command in sent] == [RequestCode.SEND_MESSAGE_V2, RequestCode.GET_MAX_OFFSET]
     assert len(cluster.seen(UNREGISTER)) == 1
     assert cluster.stored_bodies("T") == [b"x"]
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from skyroute import Message, Producer, StoredMessage
 from tests.peers.broker.conftest import TARGET
 from tests.peers.client.conftest import SETTINGS
 from tests.peers.client.java_client import JavaClients, JavaError, JavaProducer, Place, Received
+from tests.peers.client.python_client import consuming
 from tests.peers.test_mqadmin import MqAdmin
 from tests.support.apache import ApacheBroker, SkyrouteNameServer
 from tests.support.our_broker import SkyrouteBroker
@@ -82,7 +84,7 @@ async def send(producer: JavaProducer, topic: str, numbers: range) -> list[bytes
     return bodies
 
 
-def in_order(received: Sequence[Received]) -> bool:
+def in_order(received: Sequence[Received | StoredMessage]) -> bool:
     """Whether the offsets of each queue have the messages of each key in the order in which they were sent, once."""
     by_key: dict[bytes, list[int]] = {}
     for each in sorted(received, key=lambda each: (each.queue_id, each.queue_offset)):
@@ -99,15 +101,25 @@ async def test_a_static_topic_moves_between_brokers_without_loss_or_disorder(
     async with (
         java.producer(brokers.place, "static-producer") as producer,
         java.consumer(brokers.place, "static-java", topic) as consumer,
+        consuming(brokers.place, "static-python", topic) as ours,
+        Producer("static-ours", **brokers.place.python) as our_producer,
     ):
         bodies = await send(producer, topic, range(40))
         received = await consumer.take_bodies(bodies)
         for turn, target in enumerate((["right"], ["left"], ["left", "right"]), 1):
             brokers.move(topic, *target)
             bodies += await send(producer, topic, range(40 * turn, 40 * (turn + 1)))
+            for number in range(QUEUES):
+                body = f"ours-{number} {turn}".encode()
+                await our_producer.send(Message(topic, body, sharding_key=str(number)))
+                bodies.append(body)
             received = await consumer.take_bodies(bodies, timeout_s=ROUTE_S)
         assert in_order(received)
         assert len(received) == len(bodies)
+        ours_received = await ours.take_bodies(bodies, timeout_s=ROUTE_S)
+        assert in_order(ours_received)
+        assert len(ours_received) == len(bodies)
+        assert {each.broker_name for each in ours_received} == {"__syslo__global__"}
     said = brokers.run("topicStatus", "-t", topic)
     assert "__syslo__global__" in said
     said = brokers.run("consumerProgress", "-g", "static-java", "-t", topic)

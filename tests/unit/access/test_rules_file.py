@@ -9,6 +9,7 @@ from skyroute.access.policies import Acl, Decision, Entry
 from skyroute.access.resources import Action, parse_resource
 from skyroute.access.rules import Rules
 from skyroute.access.rules_file import OwnerOnlyDisk, RulesFile, decode_rules
+from skyroute.access.rules_store import RulesStore
 from skyroute.access.sources import parse_sources
 from skyroute.access.users import Password, User
 from skyroute.files.errors import FileReadError, FileWriteError
@@ -59,9 +60,6 @@ def test_a_change_by_others_is_seen(file: RulesFile) -> None:
     assert file.has_changed()
     assert file.load().users == {}
     assert not file.has_changed()
-    file.path.unlink()
-    assert file.has_changed()
-    assert file.load() == Rules()
 
 
 def test_a_change_of_the_same_size_is_seen(file: RulesFile) -> None:
@@ -114,3 +112,52 @@ def test_an_invalid_file_is_refused_whole_and_no_secret_is_shown(content: bytes)
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     with pytest.raises(FileReadError):
         RulesFile(tmp_path).load()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_only_a_regular_file_is_read(tmp_path: Path, kind: str) -> None:
+    """A pipe would be waited for, and a device would never end."""
+    path = tmp_path / "access.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(FileReadError, match=r"not a regular file|[Dd]irectory"):
+        RulesFile(path).load()
+
+
+def test_a_file_that_is_gone_does_not_remove_its_users(tmp_path: Path) -> None:
+    """Some editors remove a file and write it again."""
+    path = tmp_path / "access.json"
+    store = RulesStore(path)
+    store.add_missing([User("alice", Password("alice-secret-1"))])
+    content = path.read_bytes()
+    path.unlink()
+    assert store.has_changed()
+    with pytest.raises(FileReadError, match="is gone"):
+        store.load()
+    assert set(store.rules.users) == {"alice"}
+    assert store.has_changed()
+    path.write_bytes(content.replace(b"alice", b"bobby"))
+    assert set(store.load().users) == {"bobby"}
+
+
+def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    target, path = tmp_path / "kept" / "rules.json", tmp_path / "access.json"
+    target.parent.mkdir()
+    path.symlink_to(target)
+    RulesStore(path).add_missing([User("alice", Password("alice-secret-1"))])
+    assert path.is_symlink()
+    assert target.stat().st_mode & 0o777 == 0o600
+    target.write_bytes(target.read_bytes().replace(b"alice", b"bobby"))
+    assert set(RulesStore(path).load().users) == {"bobby"}
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "a\\b", "$(id)", "%n"])
+def test_names_are_never_paths(tmp_path: Path, name: str) -> None:
+    store = RulesStore(tmp_path / "rules" / "access.json")
+    store.add_missing([User(name, Password("secret-secret"))])
+    assert set(store.load().users) == {name}
+    assert [path.name for path in tmp_path.rglob("*")] == ["rules", "access.json"]

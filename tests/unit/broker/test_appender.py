@@ -142,8 +142,8 @@ async def test_a_failed_append_is_not_counted_and_wakes_no_long_poll(tmp_path: P
 
 
 async def test_with_async_flush_a_send_does_not_wait(room: Room) -> None:
-    assert not room.appender.waits_for_disk
-    assert room.appender.until_flushed(room.appender.put(draft())) is None
+    assert not room.appender.waits
+    assert room.appender.until_durable(room.appender.put(draft())) is None
 
 
 async def test_with_sync_flush_a_send_and_its_readers_wait_for_the_flush(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_with_sync_flush_a_send_and_its_readers_wait_for_the_flush(tmp_pat
         reader = Reader()
         room.long_polling.suspend(reader)
         disk.block()
-        safe = room.appender.until_flushed(room.appender.put(draft()))
+        safe = room.appender.until_durable(room.appender.put(draft()))
         assert safe is not None
         waiting = asyncio.ensure_future(safe)
         await asyncio.sleep(0)
@@ -184,9 +184,9 @@ async def test_a_send_fails_if_its_flush_is_late_or_fails(tmp_path: Path, outcom
         stuck.block()
         room.timeout_s = 0.01 if outcome is Flushed.LATE else 10.0
         forgetful.fails = True
-        safe = room.appender.until_flushed(room.appender.put(draft()))
+        safe = room.appender.until_durable(room.appender.put(draft()))
         assert safe is not None
-        with pytest.raises(FileWriteError, match=f"record at 0 is not on the disk: flush {text}"):
+        with pytest.raises(FileWriteError, match=f"record at 0 is not durable: flush {text}"):
             await safe
         stuck.unblock()
         await room.flushing.stop()

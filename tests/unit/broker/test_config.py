@@ -147,9 +147,8 @@ def test_the_registration_interval_is_bounded(wanted_s: float, used_s: float) ->
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("brokerRole=SLAVE", "brokerRole=SLAVE from {path} is not supported: this broker does not replicate"),
-        ("brokerId=1", "brokerId=1 from {path} is not supported: a master has 0"),
-        ("inSyncReplicas=2", "inSyncReplicas=2 from {path} is not supported: this broker does not replicate"),
+        ("brokerRole=SLAVE", "brokerId=0 from {path} does not fit brokerRole (expected 1 or more for a slave)"),
+        ("brokerId=1", "brokerId=1 from {path} does not fit brokerRole (expected 0 for a master, or brokerRole=SLAVE)"),
         ("enableControllerMode=true", "enableControllerMode=true from {path} is not supported: "),
         (
             "enableDLegerCommitLog=true",

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from skyroute.cli.logs import JsonLines
+from skyroute.cli.logs import TEXT_FORMAT, JsonLines, TextLines
 from tests.support.apache import free_port
 
 SKYROUTE = [sys.executable, "-m", "skyroute"]
@@ -178,3 +178,11 @@ def test_a_missing_metrics_package_is_an_error_in_one_line(server: str, tmp_path
     said = one_line_error([sys.executable, "-c", without, *arguments])
     assert said.startswith(f"skyroute {server}: metricsPort needs a package that is not installed: ")
     assert "pip install 'skyroute[metrics]'" in said
+
+
+def test_a_peer_cannot_add_lines_to_the_log() -> None:
+    name = "x\n2026-01-01 00:00:00,000 INFO skyroute - request allowed\r\x1b[2K\u2028"
+    record = logging.LogRecord("skyroute", logging.INFO, "", 0, "request refused user=%s", (name,), None)
+    text = TextLines(TEXT_FORMAT).format(record)
+    assert len(text.splitlines()) == 1
+    assert text.isprintable()

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from skyroute import (
     PullConsumer,
     RetryLater,
     Session,
+    SimpleConsumer,
     SkyrouteError,
     StartPosition,
     sql,
@@ -205,7 +206,21 @@ def test_the_compression_level_fits_the_compression(compression: Compression, le
         Producer("g", NOWHERE, compression=compression, compression_level=level)
 
 
-@pytest.mark.parametrize("kind", [Producer, Consumer, PullConsumer])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("start", "FIRST"),
+        ("start", StartPosition.at(datetime(2026, 1, 1, tzinfo=UTC))),
+        ("ordered", 1),
+        ("session", NOWHERE),
+    ],
+)
+def test_the_error_of_a_simple_consumer_names_the_invalid_argument(name: str, value: object) -> None:
+    with pytest.raises(ClientError, match=rf"^{name} is "):
+        SimpleConsumer("g", NOWHERE, **{name: value})  # type: ignore[arg-type]  # invalid on purpose
+
+
+@pytest.mark.parametrize("kind", [Producer, Consumer, PullConsumer, SimpleConsumer])
 @pytest.mark.parametrize("other", [{"vip_channel": True}, {"namespace": "tenant"}, {"instance_name": "one"}])
 def test_session_arguments_beside_a_shared_session_are_refused(kind: Any, other: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"session is given together with {next(iter(other))}, which"):
@@ -325,6 +340,7 @@ def parameters_of(kind: Any) -> list[str]:
         (Producer, {"group": "g", "name_servers": NOWHERE}),
         (Consumer, {"group": "g", "name_servers": NOWHERE}),
         (PullConsumer, {"group": "g", "name_servers": NOWHERE}),
+        (SimpleConsumer, {"group": "g", "name_servers": NOWHERE}),
         (Admin, {"name_servers": NOWHERE}),
         (Message, {"topic": "T", "body": b"x"}),
         (Credentials, {"access_key": "key", "secret_key": "secret"}),
@@ -354,6 +370,7 @@ def test_every_public_class_is_tested_here() -> None:
         "Producer",
         "Consumer",
         "PullConsumer",
+        "SimpleConsumer",
         "Admin",
         "Message",
         "Credentials",

@@ -1,6 +1,6 @@
 """The members of a producer group or a consumer group."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -79,9 +79,11 @@ class ProducerGroup(ClientGroup):
         super().__init__(name)
         self._turn = 0
 
-    def next_peer(self) -> Peer | None:
-        """Return the producers with an open connection in turn; None if there are none."""
+    def next_peer(self, is_allowed: Callable[[Peer], bool] | None = None) -> Peer | None:
+        """Return the producers with an open connection in turn; None if there are none that are allowed."""
         peers = [member.peer for member in self.members if not member.peer.gone]
+        if is_allowed is not None:
+            peers = [peer for peer in peers if is_allowed(peer)]
         if not peers:
             return None
         self._turn = (self._turn + 1) % len(peers)

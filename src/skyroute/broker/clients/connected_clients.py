@@ -3,7 +3,7 @@
 It is kept in memory only. Clients send heartbeats every 30 s, and one when they connect.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from skyroute.broker.clients.client_groups import ClientGroup, ConsumerGroup, GroupMember, ProducerGroup
@@ -107,10 +107,10 @@ class ConnectedClients:
         known = self._producers.get(group)
         return () if known is None else list(known.members)
 
-    def next_producer(self, group: str) -> Peer | None:
-        """Return the connected producers of a group in turn; None if there are none."""
+    def next_producer(self, group: str, is_allowed: Callable[[Peer], bool] | None = None) -> Peer | None:
+        """Return the connected producers of a group in turn; None if there are none that are allowed."""
         known = self._producers.get(group)
-        return None if known is None else known.next_peer()
+        return None if known is None else known.next_peer(is_allowed)
 
     def producer_of(self, client_id: str) -> Peer | None:
         """Return the connection of the producer with this client id."""
@@ -126,6 +126,12 @@ class ConnectedClients:
         """
         if peer.gone:
             return HeartbeatOutcome((), needs_subscriptions=True)
+        holder = self._producing.get(beat.client_id)
+        if beat.producer_groups and holder is not None and not holder.gone and holder.user != peer.user:
+            # Replies are sent to the connection of a client id, and producer groups need no right.
+            raise RefusedError(
+                ResponseCode.NO_PERMISSION, f"client id {beat.client_id[:80]} belongs to a producer of another user"
+            )
         # If a group is there twice, the last entry counts.
         consumers = {consumer.group: consumer for consumer in beat.consumers}
         newer = {} if beat.without_subscriptions else self._newer(consumers)

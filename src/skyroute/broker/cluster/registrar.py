@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -22,6 +22,7 @@ from skyroute.remoting.signing import Signer
 from skyroute.routing.registration import Registration, TopicTable
 from skyroute.routing.topology import Permission, QueueSettings, StaticMapping
 from skyroute.wire.calls.registration import (
+    RegistrationReply,
     Unregistration,
     decode_registration_reply,
     decode_version_reply,
@@ -123,6 +124,10 @@ class Registrar:
         self._encoding = asyncio.Lock()
         self._next_beat_at = -math.inf
         self._stopped = False
+        self.ha_address: str | None = None
+        """Where slaves connect to; None if no port for them is open."""
+        self.on_reply: Callable[[RegistrationReply], None] | None = None
+        """Called with every response to a registration, which has the addresses of the group's master."""
         self.has_registered = False
         """At least one registration succeeded."""
 
@@ -280,7 +285,7 @@ class Registrar:
             response = await self._call(channel, await self._full_registration())
             if response.code != ResponseCode.SUCCESS:
                 raise RefusedError(response.code, response.remark or "no remark")
-            self._topics.mark_ordered(decode_registration_reply(response).ordered_topics)
+            self._accept_reply(response)
         self._note_success(server)
 
     async def _announce_topics(self, channel: Channel, topics: Iterable[TopicConfig]) -> bool:
@@ -304,8 +309,14 @@ class Registrar:
         response = await self._call(channel, encode_registration(self._registration(mappings), narrowed))
         if response.code != ResponseCode.SUCCESS:
             return False
-        self._topics.mark_ordered(decode_registration_reply(response).ordered_topics)
+        self._accept_reply(response)
         return True
+
+    def _accept_reply(self, response: Response) -> None:
+        reply = decode_registration_reply(response)
+        self._topics.mark_ordered(reply.ordered_topics)
+        if self.on_reply is not None:
+            self.on_reply(reply)
 
     async def _call(self, channel: Channel, request: Request) -> Response:
         return await channel.call(request, self._config.registration_timeout_s)
@@ -356,7 +367,7 @@ class Registrar:
             broker_name=own.name,
             broker_id=own.broker_id,
             address=own.address,
-            ha_address=None,  # this broker does not replicate: no port for slaves is open
+            ha_address=self.ha_address,
             acting_master=acting,
             lease_s=config.lease_s if acting else None,
             table=TopicTable(self._topics.version, mappings=mappings),
@@ -379,7 +390,7 @@ class Registrar:
         """Return the registration of all topics, encoded again only if it changed."""
         async with self._encoding:
             always = self._config.compress_registration
-            depends_on = (self._topics.version, self._config.broker_permission, always)
+            depends_on = (self._topics.version, self._config.broker_permission, always, self.ha_address)
             if self._encoded is None or self._encoded[0] != depends_on:
                 topics = list(self._topics.all().values())
                 registration = self._registration(self._summaries(topics))

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from skyroute.message.errors import ExpressionError, RecordError
+from skyroute.message.errors import ExpressionError, RecordError, TagExpressionError
 from skyroute.message.properties import decode_properties, find_property
 from skyroute.message.property_names import RETRY_TOPIC
 from skyroute.message.record import decode_record
 from skyroute.message.sql92 import Condition, compile_expression
-from skyroute.message.tags import EVERY_TAG
+from skyroute.message.tags import EVERY_TAG, parse_tag_expression
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.clients import Subscription
 from skyroute.wire.codes import ResponseCode
@@ -64,6 +64,27 @@ def make_filter(subscription: Subscription, *, by_properties: bool = True) -> Fi
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"unknown filter type {kind[:80]!r} (expected TAG or SQL92)"
         )
     return _compiled.filter_of(expression)
+
+
+def subscription_filter(topic: str, kind: str, expression: str, *, by_properties: bool) -> Filter:
+    """Return the filter of the subscription that a request carries.
+
+    Raises:
+        RefusedError: the expression is invalid, of an unknown type, or not allowed.
+    """
+    if kind != TAG:
+        return make_filter(Subscription(topic, expression, kind), by_properties=by_properties)
+    if len(expression) > TAGS_CHARS_MAX:
+        raise RefusedError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"the expression has {len(expression)} characters (expected at most {TAGS_CHARS_MAX})",
+        )
+    try:
+        tags = parse_tag_expression(expression)
+    except TagExpressionError:
+        raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed") from None
+    subscription = Subscription(topic, tags.text, TAG, codes=tuple(tags.codes))
+    return make_filter(subscription, by_properties=by_properties)
 
 
 def retry_filter(plain: Filter, subscriptions: Iterable[Subscription]) -> Filter:

@@ -20,12 +20,14 @@ THOROUGH_S: Final = 10.0
 
 
 class Flushed(Enum):
-    """Outcome of a wait for the disk."""
+    """Outcome of a wait for the disk, and for slaves."""
 
     DONE = auto()
     LATE = auto()
     """The timeout is over; the record may still be flushed."""
     FAILED = auto()
+    NOT_REPLICATED = auto()
+    """It is on the disk if it has to be, and too few slaves have it at the timeout."""
 
 
 class Flushing:

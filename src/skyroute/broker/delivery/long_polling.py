@@ -4,8 +4,8 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Final, Generic, TypeVar
 
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.dispatch import DeferredResponse, Peer
@@ -15,7 +15,8 @@ from skyroute.wire.command import Response
 
 log = logging.getLogger(__name__)
 
-K = TypeVar("K")
+K = TypeVar("K", bound=Hashable)
+Q = TypeVar("Q", bound=tuple[object, ...])
 R = TypeVar("R")
 
 SUSPENDED_MAX: Final = 200_000
@@ -26,10 +27,10 @@ TURN_S: Final = 0.005
 """Time per turn of the loop for serving suspended pulls."""
 
 
-class SuspendedPull(ABC):
-    """A pull that waits for a message."""
+class SuspendedRequest(ABC, Generic[Q]):
+    """A request that waits for a message of a queue."""
 
-    def __init__(self, peer: Peer, queue: tuple[str, int], deadline: float) -> None:
+    def __init__(self, peer: Peer, queue: Q, deadline: float) -> None:
         self.peer = peer
         self.queue = queue
         self.deadline_tick = int(deadline * TICKS_A_SECOND) + 1
@@ -46,20 +47,23 @@ class SuspendedPull(ABC):
         """Return the response after the timeout."""
 
 
-class LongPolling:
-    """Long polls by queue, deadline and connection.
+class SuspendedPull(SuspendedRequest[tuple[str, int]]):
+    """A pull that waits for a message."""
 
-    A message wakes the pulls of its queue at the end of the loop's turn, so several messages wake them once. Woken
-    and expired pulls are served for `TURN_S` per turn.
+
+class WaitingRequests(Generic[Q]):
+    """Suspended requests by queue, deadline and connection.
+
+    Woken and expired requests are served for `TURN_S` per turn.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._by_queue: dict[tuple[str, int], set[SuspendedPull]] = {}
-        self._by_tick: dict[int, set[SuspendedPull]] = {}
-        self._by_connection: dict[int, set[SuspendedPull]] = {}
-        self._woken: set[tuple[str, int]] = set()
-        self._checking: dict[tuple[str, int], bool] = {}
+        self._by_queue: dict[Q, dict[SuspendedRequest[Q], None]] = {}
+        """In the order of arrival."""
+        self._by_tick: dict[int, dict[SuspendedRequest[Q], None]] = {}
+        self._by_connection: dict[int, dict[SuspendedRequest[Q], None]] = {}
+        self._checking: dict[Q, bool] = {}
         """Queues whose pulls are being checked, and whether to check them again afterwards."""
         self._expiring: set[int] = set()
         """Ticks whose pulls are being completed because their timeout is over."""
@@ -68,11 +72,9 @@ class LongPolling:
         self._is_scheduled = False
         """`_continue` is scheduled for the next turn of the loop."""
         self._count = 0
-        self.wake_after_flush = False
-        """Messages are visible only after a flush: `wake` wakes pulls, and an arrival does not."""
 
     def __repr__(self) -> str:
-        return f"<LongPolling {len(self)} on {len(self._by_queue)} queues>"
+        return f"<{type(self).__name__} {len(self)} on {len(self._by_queue)} queues>"
 
     def __len__(self) -> int:
         return self._count
@@ -81,57 +83,53 @@ class LongPolling:
     def is_full(self) -> bool:
         return self._count >= SUSPENDED_MAX
 
-    def suspend(self, pull: SuspendedPull) -> DeferredResponse:
+    def suspend(self, pull: SuspendedRequest[Q]) -> DeferredResponse:
         """Suspend a pull until a message arrives or its timeout is over."""
-        self._by_queue.setdefault(pull.queue, set()).add(pull)
-        self._by_tick.setdefault(pull.deadline_tick, set()).add(pull)
-        self._by_connection.setdefault(pull.peer.connection, set()).add(pull)
+        self._by_queue.setdefault(pull.queue, {})[pull] = None
+        self._by_tick.setdefault(pull.deadline_tick, {})[pull] = None
+        self._by_connection.setdefault(pull.peer.connection, {})[pull] = None
         self._count += 1
         pull.waits = True
         return pull.answer
 
-    def arrived(self, topic: str, queue_id: int) -> None:
-        """Note that a queue has a new message."""
-        queue = (topic, queue_id)
-        if queue in self._by_queue and queue not in self._woken:
-            if not self._woken and not self.wake_after_flush:
-                asyncio.get_running_loop().call_soon(self.wake)
-            self._woken.add(queue)
+    def waiting(self, queue: Q) -> int:
+        """Return the number of suspended pulls of one queue."""
+        return len(self._by_queue.get(queue, ()))
 
-    def wake(self) -> None:
-        """Check the pulls of all queues with new messages."""
-        woken, self._woken = self._woken, set()
-        self._begin(work for queue in woken if (work := self._check(queue)) is not None)
-
-    def wake_queue(self, topic: str, queue_id: int) -> None:
+    def check(self, queue: Q) -> None:
         """Check the pulls of one queue again."""
-        work = self._check((topic, queue_id))
+        work = self._check(queue)
         if work is not None:
             self._begin([work])
 
-    def complete_queue(self, topic: str, queue_id: int) -> None:
-        """Respond to the pulls of one queue as if their timeout were over."""
-        self._begin([self._complete(list(self._by_queue.get((topic, queue_id), ())))])
-
-    def _check(self, queue: tuple[str, int]) -> Iterator[None] | None:
+    def _check(self, queue: Q) -> Iterator[None] | None:
         """Return the work of checking a queue's pulls again; None if it is under way, which then repeats."""
         is_under_way = queue in self._checking
         self._checking[queue] = True
         return None if is_under_way else self._check_pulls(queue)
 
-    def _check_pulls(self, queue: tuple[str, int]) -> Iterator[None]:
+    def _pulls(self, queue: Q) -> list[SuspendedRequest[Q]]:
+        return list(self._by_queue.get(queue, ()))
+
+    def _check_pulls(self, queue: Q) -> Iterator[None]:
         try:
             while self._checking[queue]:
                 self._checking[queue] = False
-                for pull in list(self._by_queue.get(queue, ())):
+                for pull in self._pulls(queue):
                     if pull.waits and not pull.peer.gone:
-                        response = _or_error(pull.retry)
-                        if response is not None:
-                            self._remove(pull)
-                            pull.answer.give(response)
+                        self._retry(pull)
                     yield
         finally:
             del self._checking[queue]
+
+    def _retry(self, pull: SuspendedRequest[Q]) -> bool:
+        """Read again for a pull; false if it still waits."""
+        response = _or_error(pull.retry)
+        if response is None:
+            return False
+        self._remove(pull)
+        pull.answer.give(response)
+        return True
 
     def expire(self, now: float) -> None:
         """Complete the pulls whose timeout is over."""
@@ -146,7 +144,7 @@ class LongPolling:
         finally:
             self._expiring.remove(tick)
 
-    def _complete(self, pulls: Iterable[SuspendedPull]) -> Iterator[None]:
+    def _complete(self, pulls: Iterable[SuspendedRequest[Q]]) -> Iterator[None]:
         for pull in pulls:
             if pull.waits:
                 self._remove(pull)
@@ -158,13 +156,13 @@ class LongPolling:
         if connection in self._by_connection:
             self._begin([self._drop(list(self._by_connection[connection]))])
 
-    def _drop(self, pulls: Iterable[SuspendedPull]) -> Iterator[None]:
+    def _drop(self, pulls: Iterable[SuspendedRequest[Q]]) -> Iterator[None]:
         for pull in pulls:
             if pull.waits:
                 self._remove(pull)
             yield
 
-    def _remove(self, pull: SuspendedPull) -> None:
+    def _remove(self, pull: SuspendedRequest[Q]) -> None:
         self._count -= 1
         pull.waits = False
         _discard(self._by_queue, pull.queue, pull)
@@ -196,6 +194,51 @@ class LongPolling:
             self.expire(self._monotonic())
 
 
+class LongPolling(WaitingRequests[tuple[str, int]]):
+    """Pulls that wait. A message wakes those of its queue at the end of the turn: several messages wake them once."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        super().__init__(monotonic)
+        self._woken: set[tuple[str, int]] = set()
+        self._watched: dict[str, Callable[[str, int], None]] = {}
+        """Callbacks by topic: see `watch`."""
+        self.wake_after_flush = False
+        """Messages are visible only after a flush: `wake` wakes pulls, and an arrival does not."""
+
+    def watch(self, topic: str, notify: Callable[[str, int], None]) -> None:
+        """Call `notify` with topic and queue whenever `wake` finds that a topic has new messages."""
+        self._watched[topic] = notify
+
+    def unwatch(self, topic: str) -> None:
+        """End `watch`."""
+        self._watched.pop(topic, None)
+
+    def arrived(self, topic: str, queue_id: int) -> None:
+        """Note that a queue has a new message."""
+        queue = (topic, queue_id)
+        if (queue in self._by_queue or topic in self._watched) and queue not in self._woken:
+            if not self._woken and not self.wake_after_flush:
+                asyncio.get_running_loop().call_soon(self.wake)
+            self._woken.add(queue)
+
+    def wake(self) -> None:
+        """Check the pulls of all queues with new messages."""
+        woken, self._woken = self._woken, set()
+        self._begin(work for queue in woken if (work := self._check(queue)) is not None)
+        if self._watched:
+            for topic, queue_id in woken:
+                if topic in self._watched:
+                    self._watched[topic](topic, queue_id)
+
+    def wake_queue(self, topic: str, queue_id: int) -> None:
+        """Check the pulls of one queue again."""
+        self.check((topic, queue_id))
+
+    def complete_queue(self, topic: str, queue_id: int) -> None:
+        """Respond to the pulls of one queue as if their timeout were over."""
+        self._begin([self._complete(self._pulls((topic, queue_id)))])
+
+
 def _or_error(call: Callable[[], R]) -> R | Response:
     """Return the response of one pull, or an error: the pulls behind it must not wait."""
     try:
@@ -207,8 +250,8 @@ def _or_error(call: Callable[[], R]) -> R | Response:
         return Response.error(f"{type(error).__name__}: {error}")
 
 
-def _discard(table: dict[K, set[SuspendedPull]], key: K, pull: SuspendedPull) -> None:
+def _discard(table: dict[K, dict[SuspendedRequest[Q], None]], key: K, pull: SuspendedRequest[Q]) -> None:
     pulls = table[key]
-    pulls.remove(pull)
+    del pulls[pull]
     if not pulls:
         del table[key]

@@ -13,6 +13,7 @@ import msgspec
 
 from skyroute.broker.cluster.peer_brokers import PeerBrokers
 from skyroute.broker.tables.queue_mappings import QueueMappings
+from skyroute.message.property_names import TRANSACTION_PREPARED
 from skyroute.remoting.dispatch import Answer, DeferredResponse, Handler, OrderedResponse, Peer, wait_for_response
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.offsets import (
@@ -35,6 +36,7 @@ from skyroute.wire.signature import ACCESS_FIELDS
 
 Change = Callable[[Response], Response]
 
+_HALF_MARK: Final = f"{TRANSACTION_PREPARED}\x01true"
 _MAX_OFFSET: Final = (1 << 63) - 1
 
 
@@ -118,7 +120,9 @@ class LogicalQueues:
             body=request.body,
             form=FORM_BINARY,  # so that the receipt is not encoded yet
         )
-        return _change(inner(physical, peer), partial(_logical_receipt, item, queue_id))
+        # The offset of a half message is that in the half topic, and ends its transaction.
+        is_half = _HALF_MARK in sending.properties
+        return _change(inner(physical, peer), partial(_logical_receipt, item, queue_id, is_half))
 
     # Pulls
 
@@ -252,13 +256,14 @@ async def _changed(answer: Awaitable[Response], change: Change) -> Response:
     return change(await answer)
 
 
-def _logical_receipt(item: MappingItem, queue_id: int, response: Response) -> Response:
+def _logical_receipt(item: MappingItem, queue_id: int, is_half: bool, response: Response) -> Response:  # noqa: FBT001 - bound by partial
     """Translate the receipt of a send. A message of a queue that is moving has no logical offset yet."""
     if response.code not in SENT_CODES or response.fields is None:
         return response
-    physical = required_int(response.fields, "queueOffset")
-    logical = item.to_logical(physical) if item.is_decided else -1
-    fields = response.fields | {"queueId": str(queue_id), "queueOffset": str(logical)}
+    offset = required_int(response.fields, "queueOffset")
+    if not is_half:
+        offset = item.to_logical(offset) if item.is_decided else -1
+    fields = response.fields | {"queueId": str(queue_id), "queueOffset": str(offset)}
     return msgspec.structs.replace(response, fields=fields)
 
 

@@ -1,11 +1,12 @@
 """Pull requests, with long polling."""
 
+import os
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.delivery.filters import TAG, TAGS_CHARS_MAX, Filter, make_filter, retry_filter
+from skyroute.broker.delivery.filters import Filter, make_filter, retry_filter, subscription_filter
 from skyroute.broker.delivery.long_polling import LongPolling, SuspendedPull
 from skyroute.broker.handlers.access_checks import MakeRecheck, Recheck
 from skyroute.broker.identity import Identity
@@ -15,13 +16,11 @@ from skyroute.broker.store.queues.queue_read import QueueRead, ReadStatus
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.topics import Topics
-from skyroute.message.errors import TagExpressionError
 from skyroute.message.reserved_topics import retry_topic
-from skyroute.message.tags import parse_tag_expression
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.routing.topology import Permission
-from skyroute.wire.calls.clients import MessageModel, Subscription
+from skyroute.routing.topology import MASTER_ID, Permission
+from skyroute.wire.calls.clients import MessageModel
 from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.calls.offsets import NO_MIN_OFFSET
 from skyroute.wire.calls.pull import PullAnswer, PullQuestion, PullStatus, decode_pull, encode_pull_answer
@@ -127,7 +126,9 @@ class PullHandlers:
         identity: Identity,
         monotonic: Callable[[], float],
         make_recheck: MakeRecheck | None = None,
+        has_master: Callable[[], bool] | None = None,
     ) -> None:
+        """`has_master` is given on a slave: whether its master sends to it."""
         self._store = store
         self._long_polling = long_polling
         self._topics = topics
@@ -139,6 +140,8 @@ class PullHandlers:
         self._identity = identity
         self._monotonic = monotonic
         self._make_recheck = make_recheck
+        self._has_master = has_master
+        self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def pull(self, request: Request, peer: Peer) -> Answer:
         """Return messages of a queue, or suspend the pull until there are some."""
@@ -146,9 +149,12 @@ class PullHandlers:
         accepted = self.admit(question, request.code, peer)
         if isinstance(accepted, Response):
             return accepted
-        if question.commit_offset is not None:
+        if question.commit_offset is not None and self._has_master is None:
             self._offsets.commit(question.group, question.topic, question.queue_id, question.commit_offset)
         read = self.read(question, question.offset, accepted)
+        if self._has_master is not None and read.status is not PullStatus.FOUND and self._has_master():
+            # The master may have more: the consumer asks it at once.
+            return self.respond(question, read._replace(status=PullStatus.NO_MATCHED_MESSAGE))
         if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._long_polling.is_full:
             config = self._config
             wait_ms = question.suspend_ms if config.long_polling_enabled else config.short_polling_ms
@@ -201,7 +207,8 @@ class PullHandlers:
         """Return the filter of the pull's own subscription or, if it has none, of its group's heartbeat."""
         by_properties = self._config.property_filter_enabled
         if question.expression is not None:
-            return make_filter(_subscription_of(question), by_properties=by_properties)
+            kind, expression = question.expression_type, question.expression
+            return subscription_filter(question.topic, kind, expression, by_properties=by_properties)
         consumers = self._clients.consumers(question.group)
         if consumers is None:
             raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
@@ -249,6 +256,9 @@ class PullHandlers:
                 status = PullStatus.OFFSET_ILLEGAL
             if self._topics.is_batch_topic(topic):
                 found = found._replace(min_offset=NO_MIN_OFFSET)
+        if status is PullStatus.OFFSET_ILLEGAL and self._has_master is not None:
+            # Only the master knows which offsets are wrong: a slave may lag, and may have begun later.
+            return _Read(PullStatus.NO_NEW_MESSAGE, remark, found._replace(next_offset=offset))
         return _Read(status, remark, found)
 
     def _within_search_time(self) -> Callable[[], bool]:
@@ -268,27 +278,20 @@ class PullHandlers:
             found.next_offset,
             found.min_offset,
             found.max_offset,
+            self._suggested_broker(found, group_config),
             topic_sys_flag=None if topic_config is None else topic_config.sys_flag,
             group_sys_flag=None if group_config is None else group_config.sys_flag,
         )
         return encode_pull_answer(answer, read.remark, found.chunks)
 
-
-def _subscription_of(question: PullQuestion) -> Subscription:
-    """Return the subscription that a pull carries."""
-    kind, expression, topic = question.expression_type, question.expression or "", question.topic
-    if kind != TAG:
-        return Subscription(topic, expression, kind)
-    if len(expression) > TAGS_CHARS_MAX:
-        raise RefusedError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-            f"the expression has {len(expression)} characters (expected at most {TAGS_CHARS_MAX})",
-        )
-    try:
-        tags = parse_tag_expression(expression)
-    except TagExpressionError:
-        raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed") from None
-    return Subscription(topic, tags.text, TAG, codes=tuple(tags.codes))
+    def _suggested_broker(self, found: QueueRead, group: GroupConfig | None) -> int:
+        """Return the broker id to pull from next: a slave's for messages that are no longer in memory."""
+        if not self._config.slave_read_enabled or group is None:
+            return MASTER_ID
+        memory_bytes = self._memory_bytes * self._config.memory_share
+        if found.last_position >= 0 and self._store.max_position - found.last_position > memory_bytes:
+            return group.broker_id_when_slow
+        return group.broker_id
 
 
 def _forbid(kind: int, reason: str) -> Response:

@@ -53,7 +53,7 @@ class RecallHandlers:
         except (RefusedError, StorageError, RecordError, PropertyError) as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"recall failed, execute error: {error}") from error
         response = Response(fields={"msgId": handle.unique_id, REGION: self.config.region_id})
-        wait = self.appender.until_flushed(appended)
+        wait = self.appender.until_durable(appended)
         return response if wait is None else _respond_after(wait, response)
 
     def _checked(self, recall: Recall, now_ms: int) -> RecallHandle:

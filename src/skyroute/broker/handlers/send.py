@@ -111,6 +111,8 @@ class SendHandlers:
                 or config.accept_sends_from_ms
             ):
                 check_send(sending, topic, config, self._identity, self._clock)
+            if self._appender.check_replicas is not None:
+                self._appender.check_replicas()
             if topic is None or sending.topic in self._announcing:
                 return self._responses.with_fields(self._create_topic_and_store(sending, request, peer))
             return self._store(sending, topic, request, peer)
@@ -225,7 +227,7 @@ class SendHandlers:
             appended = appender.put_plain(scheduled)
         except (StorageError, RecordError) as error:
             raise self._responses.store_failure(error) from error
-        if appender.waits_for_disk and _NO_WAIT_MARK not in raw_properties:
+        if appender.waits and _NO_WAIT_MARK not in raw_properties:
             make_receipt = partial(self._responses.receipt, request, appended, queue_id, unique_id, handle)
             response: Response | DeferredResponse = self._responses.after_flush(appended.log_end, make_receipt)
         else:

@@ -176,7 +176,7 @@ class SendBackHandlers:
                 *(group, topic.name, message.message_id, message.reconsume_times),
             )
         waits = [
-            wait for wait in (self.appender.until_flushed(appended), *self._announced(created)) if wait is not None
+            wait for wait in (self.appender.until_durable(appended), *self._announced(created)) if wait is not None
         ]
         return _respond_after(waits) if waits else Response()
 

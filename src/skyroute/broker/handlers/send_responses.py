@@ -24,6 +24,12 @@ _NOT_AVAILABLE: Final = (
     "messages are put to the slave, message store has been shut down, etc."
 )
 
+_CODES: Final = {
+    Flushed.LATE: ResponseCode.FLUSH_DISK_TIMEOUT,
+    Flushed.NOT_REPLICATED: ResponseCode.FLUSH_SLAVE_TIMEOUT,
+}
+"""Response codes of messages that are stored, and not yet where they have to be."""
+
 
 class SendResponses:
     """Makes the responses to sends of single messages and of batches."""
@@ -69,7 +75,7 @@ class SendResponses:
             self._trace_on,
             batch_unique_id=batch_id if is_inner else None,
         )
-        if self._appender.waits_for_disk:
+        if self._appender.waits:
             return self.after_flush(log_end, partial(encode_send_receipt, receipt))
         return encode_send_receipt(receipt)
 
@@ -82,9 +88,9 @@ class SendResponses:
                 reason = _NOT_AVAILABLE % self._appender.disk_used()
                 response.give(Response(ResponseCode.SERVICE_NOT_AVAILABLE, reason, dict(self.fields)))
             else:
-                response.give(make_receipt(ResponseCode.FLUSH_DISK_TIMEOUT if outcome is Flushed.LATE else 0))
+                response.give(make_receipt(_CODES.get(outcome, 0)))
 
-        self._appender.when_flushed(log_end, respond)
+        self._appender.when_durable(log_end, respond)
         return response
 
     async def with_fields(self, response: Awaitable[Response]) -> Response:

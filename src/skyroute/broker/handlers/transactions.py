@@ -46,7 +46,7 @@ class TransactionHandlers:
                 asyncio.get_running_loop().call_soon(self._write_done)
             return Response()
         appended = self._transactions.write_op_messages()
-        wait = None if appended is None else self._appender.until_flushed(appended)
+        wait = None if appended is None else self._appender.until_durable(appended)
         return Response() if wait is None else _respond_after(wait)
 
     def _check(self, action: Action, peer: Peer) -> CheckTopic | None:

@@ -100,6 +100,13 @@ class DelayLevels:
         self._safe = dict(self._offsets)
         self._noted = (self._store.max_position, self._safe)
 
+    def take_over(self, offsets: dict[int, int], version: DataVersion | None) -> None:
+        """Take over the progress of a master. Nothing may be delivered here meanwhile."""
+        if offsets != self._safe:
+            self._offsets, self._safe = dict(offsets), dict(offsets)
+            self._version = version or self._version
+            self.table_file.touch()
+
     def offsets(self) -> Mapping[int, tuple[int, int]]:
         """Return, by level, the offset of the next message and the end of its queue."""
         return {

@@ -66,6 +66,8 @@ class TimerCheck:
         self._timer_log_end = 0
         self._state_version = 0
         self._counter = 0
+        self.shared = bytes(_SHARED.size)
+        """The seven numbers, as a slave asks for them."""
 
     def __repr__(self) -> str:
         return f"<TimerCheck {self.path}>"
@@ -91,7 +93,24 @@ class TimerCheck:
             log.warning("timer progress damaged, its copy is used file=%s reason=%s", self.path, damage)
             numbers, progress = copy
         _, self._timer_log_end, _, _, self._state_version, _, self._counter = numbers
+        self.shared = _SHARED.pack(*numbers)
         return progress
+
+    def take_over(self, shared: bytes) -> None:
+        """Write the numbers of a master, which a later `load` treats as those of Apache's broker.
+
+        Raises:
+            FileWriteError: the write failed.
+            StoreDamagedError: they are invalid.
+        """
+        shared = shared[: _SHARED.size]
+        if shared == self.shared:
+            return
+        numbers, progress = _read(shared.ljust(_COPY_BYTES, b"\0"))
+        if damage := _find_damage(numbers, progress, None):
+            raise StoreDamagedError(f"the master's timer progress is invalid: {damage}")
+        self._write(shared + bytes(_OWN.size))
+        self.shared = shared
 
     def save(self, progress: TimerProgress, now_ms: int) -> None:
         """Write the progress and flush it.
@@ -107,7 +126,10 @@ class TimerCheck:
             slot_ms, self._timer_log_end, progress.oldest, end, self._state_version, now_ms, self._counter
         )
         own = _OWN.pack(_OWN_MARK, slot_ms, end, progress.slot_ms, progress.slot_offset)
-        copy = shared + own
+        self._write(shared + own)
+        self.shared = shared
+
+    def _write(self, copy: bytes) -> None:
         descriptor = self._disk.open(self.path, PAGE_BYTES)
         try:
             self._disk.write(descriptor, copy, 0)  # less than a sector: all of it, or nothing

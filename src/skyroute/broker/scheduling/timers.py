@@ -15,7 +15,7 @@ A store can move to Apache's broker and back without losing a message. Some mess
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -116,6 +116,8 @@ class Timers:
         self._slot_offset = 0
         """Of the messages read, slots before `_slot_ms` are delivered, and in that slot those before `_slot_offset`."""
         self._read_end = 0
+        self.first_offset = 0
+        """Messages before this offset of the timer topic were delivered before the start of this process."""
         self._late: set[int] = set()
         """Messages of slots that count as delivered, because the clock was set back."""
         self._refill: tuple[int, int, int] | None = None
@@ -163,7 +165,21 @@ class Timers:
         self._start = self._safe = self._saved = progress
         self._noted = (0, progress)
         self._slot_ms, self._slot_offset = progress.slot_ms, progress.slot_offset
-        self._read_end = progress.oldest if progress.is_ours else 0
+        self._read_end = self.first_offset = progress.oldest if progress.is_ours else 0
+
+    @property
+    def check_point(self) -> bytes:
+        """The saved progress, as a slave asks for it."""
+        return self._check.shared
+
+    def take_over(self, check_point: bytes) -> None:
+        """Save the progress of a master, for a later `load`. Nothing may be delivered here meanwhile.
+
+        Raises:
+            FileWriteError: the write failed.
+            StoreDamagedError: it is invalid.
+        """
+        self._check.take_over(check_point)
 
     @property
     def _delay_max_ms(self) -> int:
@@ -273,6 +289,11 @@ class Timers:
             return offset, messages
         return read.next_offset, messages
 
+    def read_waiting(self, offset: int, count_max: int) -> tuple[int, list[StoredMessage]]:
+        """Return the next offset, and those messages that were not delivered before the start of this process."""
+        reached, messages = self._read(offset, count_max)
+        return reached, [message for message in messages if self._waits(message)]
+
     def _waits(self, message: StoredMessage) -> bool:
         """Return whether a message was not delivered before the start of this process."""
         start, offset = self._start, message.queue_offset
@@ -321,10 +342,13 @@ class Timers:
             self._slots.remove_nearest()
         return now_ms
 
-    def _read_marks(self, slot: Slot) -> list[str]:
-        messages = map(self._message_at, slot.marks or ())
-        keys = (find_property(message.raw_properties, TIMER_DELETE_UNIQUE_ID) for message in messages if message)
-        return [key for key in keys if key]
+    def _read_marks(self, slot: Slot) -> Iterator[str]:
+        """Give the keys of recalled messages. A mark recalls messages of its own topic only: it may be sent there."""
+        for message in filter(None, map(self._message_at, slot.marks or ())):
+            key = find_property(message.raw_properties, TIMER_DELETE_UNIQUE_ID) or ""
+            topic = find_property(message.raw_properties, REAL_TOPIC) or ""
+            if key.startswith(recall_key(topic, "")):
+                yield key
 
     def _message_at(self, offset: int) -> StoredMessage | None:
         """Return a message of the timer topic; None if it is expired."""

@@ -407,6 +407,14 @@ class MessageStore(StoreReader):
         self._last_stored_ms = max(self._last_stored_ms, self._replicated.stored_ms)
         return found
 
+    def newest_record(self) -> tuple[int, bytes] | None:
+        """Return position and content of the newest record that a queue has; None if there is none."""
+        units = [unit[0] for queue in self._queues.by_key.values() if (unit := queue.newest_unit()) is not None]
+        for position in sorted(units, reverse=True)[:2]:
+            if (record := self._log.record_at(position)) is not None:
+                return position, record
+        return None
+
     def log_range(self, position: int, bytes_max: int) -> tuple[int, int, int] | None:
         """Return descriptor, offset in the file and size of a range of the log, within one file; None if it has none.
 

@@ -82,6 +82,23 @@ class ConfigTable(ABC, Generic[Entry]):
         self._unknown, self._others = stored.unknown, stored.others
         self.version = stored.version or self.version
 
+    def replace_all(self, stored: StoredConfigs[Entry]) -> list[Entry]:
+        """Take over the table of a master with its data version; return new and changed entries.
+
+        Raises:
+            StoreDamagedError: it has too many entries; nothing has changed.
+        """
+        if len(stored.configs) > self._entries_max:
+            raise StoreDamagedError(f"the table of {self._what} has more than {self._entries_max}")
+        changed = [entry for name, entry in stored.configs.items() if self._table.get(name) != entry]
+        for name in self._table.keys() - stored.configs.keys():
+            del self._table[name]
+        self._table.update(stored.configs)
+        self._unknown = stored.unknown
+        self.version = stored.version or self.version
+        self.table_file.touch()
+        return changed
+
     def all(self) -> Mapping[str, Entry]:
         """Return a live view of all entries."""
         return MappingProxyType(self._table)

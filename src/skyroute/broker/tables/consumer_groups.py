@@ -65,6 +65,15 @@ class Groups(ConfigTable[GroupConfig]):
             self._restore(stored.groups)
             self._forbidden = stored.forbidden
 
+    def take_over(self, stored: StoredGroups) -> None:
+        """Take over the table of a master.
+
+        Raises:
+            StoreDamagedError: it has too many entries; nothing has changed.
+        """
+        self.replace_all(stored.groups)
+        self._forbidden = stored.forbidden
+
     def find(self, name: str) -> GroupConfig | None:
         """Return a group, created with defaults if it does not exist; None if it may not be created."""
         found = self._table.get(name)

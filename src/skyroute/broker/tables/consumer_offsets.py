@@ -100,6 +100,22 @@ class ConsumerOffsets:
         self._unknown = stored.unknown
         self.version = stored.version or self.version
 
+    def merge(self, stored: StoredOffsets) -> Generator[None, None, None]:
+        """Take over the offsets of a master, in steps; offsets that it does not have stay.
+
+        Raises:
+            RefusedError: the table is full.
+        """
+        merged = 0
+        for (group, topic), offsets in stored.offsets.items():
+            for queue_id, offset in offsets.items():
+                self._set(group, topic, queue_id, offset)
+            merged += len(offsets)
+            if merged >= OFFSETS_A_STEP:
+                merged = 0
+                yield
+        self.version = stored.version or self.version
+
     # ------------------------------------------------------------------------------------------------------ one queue
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:

@@ -44,6 +44,12 @@ class RequestModes:
         """
         self._table = self.table_file.load(read_request_modes) or {}
 
+    def take_over(self, table: dict[tuple[str, str], RequestMode]) -> None:
+        """Take over the table of a master."""
+        if table != self._table and len(table) <= REQUEST_MODES_MAX:
+            self._table = table
+            self.table_file.touch()
+
     def all(self) -> Mapping[tuple[str, str], RequestMode]:
         """Return all modes by topic and group."""
         return MappingProxyType(self._table)

@@ -22,6 +22,7 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.properties import find_property
 from skyroute.message.record import decode_record
 from skyroute.message.reserved_topics import HALF_DONE_TOPIC, HALF_GIVEN_UP_TOPIC, HALF_TOPIC
+from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.calls.transaction import (
@@ -45,10 +46,16 @@ CheckTopic = Callable[[str], None]
 _NOT_FOUND: Final = "Find prepared transaction message failed"
 
 
+MaySend = Callable[[Peer, str], bool]
+"""Tells whether the user of a connection may send to a topic."""
+
+
 class PendingCheck(NamedTuple):
     """A check to send to a producer of the group."""
 
     group: str
+    topic: str
+    """The topic of the message, which the check contains."""
     check: TransactionCheck
 
 
@@ -66,6 +73,7 @@ class Transactions:
         config: BrokerConfig,
         identity: Identity,
         announce: Announce,
+        may_send: MaySend | None = None,
     ) -> None:
         self._store = store
         self._appender = appender
@@ -75,6 +83,7 @@ class Transactions:
         self._config = config
         self._identity = identity
         self._announce = announce
+        self._may_send = may_send
         self._open = OpenTransactions(store)
         self._ended: list[int] = []
         """Offsets of ended half messages that are in no op message yet."""
@@ -226,7 +235,8 @@ class Transactions:
             return None
         appended = self._move(offset, draft)
         group = find_property(half.raw_properties, names.PRODUCER_GROUP) or ""
-        return PendingCheck(group, drafts.check_request(half, appended, draft, self._identity.name))
+        topic = find_property(half.raw_properties, names.REAL_TOPIC) or half.topic
+        return PendingCheck(group, topic, drafts.check_request(half, appended, draft, self._identity.name))
 
     def _give_up(self, offset: int, half: StoredMessage, times: int) -> None:
         self._topics.create(TopicConfig(HALF_GIVEN_UP_TOPIC, 1, 1))
@@ -292,6 +302,11 @@ class Transactions:
         self._open.expect_one()
         return self._appender.put_plain(draft)
 
+    def _is_sender_of(self, topic: str) -> Callable[[Peer], bool] | None:
+        """Return the test for producers that may see a message: a heartbeat in any producer group needs no right."""
+        may_send = self._may_send
+        return None if may_send is None else lambda peer: may_send(peer, topic)
+
     async def send_checks(self) -> None:
         """Send all checks that are due."""
         knew_topic = self._topics.get(HALF_GIVEN_UP_TOPIC) is not None
@@ -302,7 +317,7 @@ class Transactions:
                 await asyncio.sleep(0)
             if pending is None:
                 continue
-            producer = self._clients.next_producer(pending.group)
+            producer = self._clients.next_producer(pending.group, self._is_sender_of(pending.topic))
             if producer is None:
                 unsent += 1
             else:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import click
+import msgspec
 
 from skyroute.cli.admin.decorator import Output, admin_command, broker_or_cluster
 from skyroute.cli.admin.output import pairs, table
@@ -14,6 +15,7 @@ from skyroute.client.admin.broker_load import read_load
 from skyroute.client.admin.cluster import BrokerInfo, ServerProperties
 from skyroute.errors import SkyrouteError
 from skyroute.settings.secrets import shown
+from skyroute.wire.calls.replication import ReplicationStatus
 
 interval = click.option(
     "-i",
@@ -232,6 +234,59 @@ async def broker_status(admin: Admin, broker: str | None, cluster: str | None) -
         for line in pairs(state, ": ").splitlines()
     ]
     return "\n".join(lines), states.by_address, states.failures
+
+
+@admin_command("haStatus", "-b 10.0.0.5:10911")
+@broker_or_cluster()
+@interval
+async def ha_status(
+    admin: Admin, broker: str | None, cluster: str | None, interval_s: float | None
+) -> AsyncIterator[Output]:
+    """Print the replication of brokers: the slaves of a master, or the master of a slave."""
+    while True:
+        found, failures = await admin.replication_statuses(broker=broker, cluster=cluster)
+        values = {address: msgspec.to_builtins(status) for address, status in found.items()}
+        yield "\n\n".join(_ha_text(address, status) for address, status in found.items()), values, failures
+        if interval_s is None:
+            return
+        await asyncio.sleep(interval_s)
+
+
+def _ha_text(address: str, status: ReplicationStatus) -> str:
+    if not status.master:
+        follower = status.follower
+        return pairs(
+            {
+                "#MasterAddr": follower.master_addr or "",
+                "#CommitLogMaxOffset": follower.max_offset,
+                "#TransferSpeed(KB/s)": f"{follower.transferred_byte_in_second / 1024:.2f}",
+                "#LastReadTime": _time_text(follower.last_read_timestamp),
+                "#LastWriteTime": _time_text(follower.last_write_timestamp),
+                "#MasterFlushOffset": follower.master_flush_offset,
+            },
+            "\t",
+        )
+    head = {
+        "#MasterAddr": address,
+        "#MasterCommitLogMaxOffset": status.master_log_end,
+        "#SlaveNum": len(status.slaves),
+        "#InSyncSlaveNum": status.in_sync_slaves,
+    }
+    columns = ("SlaveAddr", "SlaveAckOffset", "Diff", "TransferSpeed(KB/s)", "Status", "TransferFromWhere")
+    rows = [
+        (
+            *(slave.addr, slave.slave_ack_offset, slave.diff, f"{slave.transferred_byte_in_second / 1024:.2f}"),
+            *("OK" if slave.in_sync else "Fall Behind", slave.transfer_from_where),
+        )
+        for slave in status.slaves
+    ]
+    return f"{pairs(head, chr(9))}\n{table(columns, rows)}"
+
+
+def _time_text(timestamp_ms: int) -> str:
+    if not timestamp_ms:
+        return "never"
+    return datetime.fromtimestamp(timestamp_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 @admin_command("getBrokerConfig", "-c DefaultCluster")

@@ -26,6 +26,7 @@ _COMMANDS = {
     "allocateMQ": LazyCommand(_TOPIC, "allocate_mq", "Show how consumers would share the queues of a topic."),
     "statsAll": LazyCommand(_TOPIC, "stats_all", "Print the rates of each topic and the lag of each group."),
     "brokerStatus": LazyCommand(_CLUSTER, "broker_status", "Print the state of brokers."),
+    "haStatus": LazyCommand(_CLUSTER, "ha_status", "Print the replication of brokers."),
     "getBrokerConfig": LazyCommand(_CLUSTER, "get_broker_config", "Print the settings of brokers."),
     "updateBrokerConfig": LazyCommand(_CLUSTER, "update_broker_config", "Change a broker setting at run time."),
     "cleanExpiredCQ": LazyCommand(_CLUSTER, "clean_expired_cq", "Delete consume queue files whose messages are gone."),

@@ -10,6 +10,11 @@ from skyroute.client.errors import NotFoundError
 from skyroute.errors import SkyrouteError
 from skyroute.routing.topology import BrokerGroup
 from skyroute.wire.calls.kv import ORDER_TOPICS
+from skyroute.wire.calls.replication import (
+    ReplicationStatus,
+    decode_replication_status,
+    encode_replication_status_query,
+)
 from skyroute.wire.calls.settings import (
     decode_broker_state,
     decode_kv_value,
@@ -78,6 +83,26 @@ class ClusterAdmin(AdminBase):
         """
         addresses = await self.addresses(broker=broker, cluster=cluster, with_slaves=True)
         return ServerProperties(*await call_each(addresses, self.broker_state))
+
+    async def replication_status(self, address: str) -> ReplicationStatus:
+        """Return who follows a broker, or whom it follows.
+
+        Raises:
+            BrokerRefusedError, RemotingError: the request failed.
+        """
+        check_texts(address=address)
+        return decode_replication_status((await self.session.ask(address, encode_replication_status_query())).body)
+
+    async def replication_statuses(
+        self, *, broker: str | None = None, cluster: str | None = None
+    ) -> tuple[dict[str, ReplicationStatus], Failures]:
+        """Return the replication of one broker, or of all masters of a cluster, and the failures, by address.
+
+        Raises:
+            UnknownClusterError: there is no such cluster.
+            BrokerRefusedError, RemotingError: all requests failed.
+        """
+        return await call_each(await self.addresses(broker=broker, cluster=cluster), self.replication_status)
 
     async def broker_settings(self, *, broker: str | None = None, cluster: str | None = None) -> ServerProperties:
         """Return the settings of one broker, or of all brokers of a cluster.

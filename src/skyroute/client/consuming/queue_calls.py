@@ -48,9 +48,9 @@ async def pull(
         NoBrokerError: no route contains the broker.
         RemotingError: the connection failed, or no response arrived in time.
     """
-    broker_name = question.broker_name or ""
-    address = await _find_address(session, question.topic, broker_name, broker_id, master_only=False)
-    if question.commit_offset is not None and address != session.routes.address(broker_name):
+    queue = QueueRef(question.topic, question.broker_name or "", question.queue_id)
+    address = await _find_address(session, queue, broker_id, master_only=False)
+    if question.commit_offset is not None and address != session.routes.address(session.routes.broker_of(queue)):
         # Only masters store offsets.
         question = msgspec.structs.replace(question, commit_offset=None)
     response = await session.call(address, encode_pull(question), timeout_s)
@@ -105,7 +105,7 @@ async def committed_offset(
     Raises:
         ClientError, RemotingError: the broker refuses, or does not respond.
     """
-    address = await _find_address(session, queue.topic, queue.broker_name, master_only=False)
+    address = await _find_address(session, queue, master_only=False)
     try:
         request = encode_offset_query(group, queue, zero_if_not_found=zero_if_not_found)
         response = await session.ask(address, request, OFFSET_TIMEOUT_S)
@@ -121,7 +121,7 @@ async def commit_offset(session: Session, group: str, queue: QueueRef, offset: i
     Raises:
         ClientError, RemotingError: the broker is not reached, or with `wait`, refuses.
     """
-    address = await _find_address(session, queue.topic, queue.broker_name, master_only=False)
+    address = await _find_address(session, queue, master_only=False)
     request = encode_offset_update(group, queue, offset)
     if wait:
         await session.ask(address, request, OFFSET_TIMEOUT_S)
@@ -168,18 +168,17 @@ async def members(session: Session, group: str, topic: str) -> list[str]:
 
 
 async def _ask_master(session: Session, queue: QueueRef, request: Request) -> Response:
-    return await session.ask(await _find_address(session, queue.topic, queue.broker_name, master_only=True), request)
+    return await session.ask(await _find_address(session, queue, master_only=True), request)
 
 
-async def _find_address(
-    session: Session, topic: str, broker_name: str, broker_id: int = MASTER_ID, *, master_only: bool
-) -> str:
-    find = session.routes.address if master_only else session.routes.any_address
-    address = find(broker_name, broker_id)
+async def _find_address(session: Session, queue: QueueRef, broker_id: int = MASTER_ID, *, master_only: bool) -> str:
+    routes = session.routes
+    find = routes.address if master_only else routes.any_address
+    address = find(routes.broker_of(queue), broker_id)
     if address is None:
-        await session.routes.refresh(topic)
-        address = find(broker_name, broker_id)
+        await routes.refresh(queue.topic)
+        address = find(routes.broker_of(queue), broker_id)
     if address is None:
-        what = "master" if master_only else "broker"
-        raise NoBrokerError(f"no route of topic {topic} has the address of the {what} {broker_name}: is it running?")
+        what, name = "master" if master_only else "broker", routes.broker_of(queue)
+        raise NoBrokerError(f"no route of topic {queue.topic} has the address of the {what} {name}: is it running?")
     return address

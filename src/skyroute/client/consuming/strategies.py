@@ -13,6 +13,7 @@ from typing import ClassVar, Final, TypeVar
 from skyroute.client.arguments import check_callables, check_counts, check_queues
 from skyroute.client.errors import ArgumentError, ClientError
 from skyroute.message.queue_ref import QueueRef
+from skyroute.message.queue_shares import average_share, circle_share, ranked
 
 T = TypeVar("T")
 
@@ -32,13 +33,7 @@ class Average:
     name: ClassVar[str] = "AVG"
 
     def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
-        members = _ranked(client_ids)
-        if client_id not in members:
-            return []
-        rank = members.index(client_id)
-        size, rest = divmod(len(queues), len(members))
-        start = rank * size + min(rank, rest)
-        return sorted(queues)[start : start + size + (rank < rest)]
+        return average_share(client_id, queues, client_ids)
 
 
 AVERAGE: Final = Average()
@@ -52,8 +47,7 @@ class AverageByCircle:
     name: ClassVar[str] = "AVG_BY_CIRCLE"
 
     def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
-        members = _ranked(client_ids)
-        return sorted(queues)[members.index(client_id) :: len(members)] if client_id in members else []
+        return circle_share(client_id, queues, client_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ class ConsistentHash:
     def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
         if client_id not in client_ids:
             return []
-        owners = self._ring(_ranked(client_ids))
+        owners = self._ring(ranked(client_ids))
         hashes = sorted(owners)
         # A queue belongs to the next node at or after its hash; after the last node comes the first.
         return [
@@ -118,7 +112,7 @@ class MachineRoom:
         object.__setattr__(self, "rooms", frozenset(names))
 
     def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
-        members = _ranked(client_ids)
+        members = ranked(client_ids)
         if client_id not in members:
             return []
         rank = members.index(client_id)
@@ -168,7 +162,7 @@ class NearbyMachineRoom:
         share: list[QueueRef] = []
         if own_room in queues_by_room:
             share += self.within(client_id, queues_by_room[own_room], members_by_room[own_room])
-        for room in _ranked(queues_by_room.keys() - members_by_room.keys()):
+        for room in ranked(queues_by_room.keys() - members_by_room.keys()):
             share += self.within(client_id, queues_by_room[room], client_ids)
         return share
 
@@ -199,8 +193,3 @@ class Configured:
     def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
         there = frozenset(queues)
         return [queue for queue in self.queues if queue in there]
-
-
-def _ranked(names: Iterable[str]) -> list[str]:
-    # Java compares UTF-16 code units, which sorts characters beyond U+FFFF before some others.
-    return sorted(names, key=lambda name: name.encode("utf-16-be", "surrogatepass"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
-from skyroute.client.errors import BrokerRefusedError, NoBrokerError, NoRouteError, refusal
+from skyroute.client.errors import BrokerRefusedError, NoBrokerError, NoRouteError, NotLeaderError, refusal
 from skyroute.client.producing.in_flight import InFlight
 from skyroute.client.producing.prepared_message import Outbound
 from skyroute.client.producing.queue_selection import FAILURE_LATENCY_S, SLOW_S, BrokerHealth, Rotation, publish_queues
@@ -36,6 +36,7 @@ RETRIED_CODES: Final = frozenset(
         ResponseCode.NO_BUYER_ID,
         ResponseCode.NOT_IN_CURRENT_UNIT,
         ResponseCode.GO_AWAY,
+        ResponseCode.NOT_LEADER_FOR_QUEUE,
     }
 )
 """Response codes after which another broker is tried."""
@@ -140,7 +141,7 @@ class Delivery:
                     unsafe = result
                     failed_brokers.add(queue.broker_name)
                 except (RemotingError, BrokerRefusedError, NoRouteError, NoBrokerError) as error:
-                    if queue is not None:
+                    if queue is not None and not isinstance(error, NotLeaderError):
                         failed_brokers.add(queue.broker_name)
                         self._report(queue, FAILURE_LATENCY_S)
                     last = queue is None or attempt + 1 == self._attempts or now() >= deadline
@@ -150,12 +151,18 @@ class Delivery:
                         _add_notes(error, failures)
                         raise
                     failures.append(str(error))
-                    if error.stale_route or isinstance(error, ConnectError):
-                        self._session.spawn(self._refresh_route(topic), name="route refresh after a failure")
+                    await self._renew_route(topic, error)
         finally:
             self._in_flight.leave(size)
         assert unsafe is not None  # every other way out of the loop returns or raises
         return unsafe
+
+    async def _renew_route(self, topic: str, error: SkyrouteError) -> None:
+        """Read the route again if a failure shows that it may be old; wait for it if the queue has moved."""
+        if isinstance(error, NotLeaderError):
+            await self._refresh_route(topic)
+        elif error.stale_route or isinstance(error, ConnectError):
+            self._session.spawn(self._refresh_route(topic), name="route refresh after a failure")
 
     def _report(self, queue: QueueRef, latency_s: float) -> None:
         if latency_s >= SLOW_S and self._health is not None:
@@ -265,7 +272,7 @@ class Delivery:
         return rotation
 
     def _known_address(self, queue: QueueRef) -> str | None:
-        address = self._session.routes.address(queue.broker_name)
+        address = self._session.routes.address(self._session.routes.broker_of(queue))
         return None if address is None else self._session.sending_address(address)
 
     async def address(self, topic: str, queue: QueueRef, timeout_s: float | None = None) -> str:
@@ -300,5 +307,5 @@ def _add_notes(error: SkyrouteError, failures: Iterable[str]) -> None:
 
 def _may_retry(error: SkyrouteError, *, fixed: bool) -> bool:
     if fixed:
-        return isinstance(error, ConnectError)
+        return isinstance(error, ConnectError | NotLeaderError)
     return not isinstance(error, BrokerRefusedError) or error.code in RETRIED_CODES

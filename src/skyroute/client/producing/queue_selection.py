@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from skyroute.client.errors import ClientError
+from skyroute.client.session.logical_queues import logical_leaders
 from skyroute.message.queue_ref import QueueRef
 from skyroute.routing.topology import MASTER_ID, QUEUES_MAX, ROUTE_QUEUES_MAX, Permission, TopicRoute
 
@@ -23,6 +24,8 @@ def publish_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
     """
     if route.order_config:
         return _list_queues(topic, _order_entries(route.order_config))
+    if route.mappings and route.order_config is None:
+        return _logical_queues(topic, route)
     masters = {group.name for group in route.groups if MASTER_ID in group.addresses}
     return _list_queues(
         topic,
@@ -32,6 +35,11 @@ def publish_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
             if queues.settings.permission & Permission.WRITE and queues.broker_name in masters
         ),
     )
+
+
+def _logical_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
+    """Return the queues of a static topic, by id."""
+    return [QueueRef(topic, name, queue_id) for name, queue_id in logical_leaders(route)]
 
 
 def _list_queues(topic: str, counts: Iterable[tuple[str, int]]) -> list[QueueRef]:
@@ -63,6 +71,8 @@ def subscribe_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
     Raises:
         ClientError: the route has more queues than allowed.
     """
+    if route.mappings:
+        return _logical_queues(topic, route)
     readable = (
         (queues.broker_name, queues.settings.read_queues)
         for queues in route.queues

@@ -33,7 +33,7 @@ def trace_send(
                 message_id=message_id,
                 tag=message.tag,
                 keys=message.keys,
-                store_host=session.routes.address(result.queue.broker_name) or "",
+                store_host=session.routes.address(session.routes.broker_of(result.queue)) or "",
                 body_bytes=len(outbound.body) // len(message_ids),
                 cost_ms=int(cost_s * 1000),
                 kind=kind_of(split_properties(outbound.properties)),

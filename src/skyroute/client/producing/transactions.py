@@ -16,7 +16,7 @@ from skyroute.message.message import Message, StoredMessage
 from skyroute.message.message_id import decode_offset_id
 from skyroute.message.property_names import PRODUCER_GROUP, REGION, TRACE_ON, TRANSACTION_ID
 from skyroute.message.record import decode_record
-from skyroute.message.reserved_topics import with_namespace, without_namespace
+from skyroute.message.reserved_topics import LOGICAL_BROKER_PREFIX, with_namespace, without_namespace
 from skyroute.wire.calls.transaction import (
     TransactionEnd,
     TransactionOutcome,
@@ -84,6 +84,9 @@ class Transactions:
                 remark=remark,
             )
             address = self._session.routes.address(sent.queue.broker_name)
+            if sent.queue.broker_name.startswith(LOGICAL_BROKER_PREFIX):
+                # The queue may have moved since: the id has the address of the broker that stored the message.
+                address = str(decode_offset_id(sent.offset_id).store_host)
             if sent.trace_on:
                 self._trace(message, end, sent.region, address)
             if address is None:

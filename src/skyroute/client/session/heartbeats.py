@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from skyroute.client.errors import ClientError
 from skyroute.errors import SkyrouteError
-from skyroute.message.reserved_topics import TRACE_GROUP, without_namespace
+from skyroute.message.reserved_topics import CLIENT_INNER_PRODUCER_GROUP, TRACE_GROUP, without_namespace
 from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.routing.topology import MASTER_ID
 from skyroute.wire.calls.clients import ConsumerData, encode_heartbeat, encode_unregistration
@@ -113,6 +113,8 @@ class Heartbeats:
         consumers = [data for source in self.sources for data in source.consumer_data()]
         if not producers and not consumers:
             return
+        if consumers:
+            producers.add(CLIENT_INNER_PRODUCER_GROUP)  # it sends the retries of consumers, as in Java's client
         session = self._session
         try:
             response = await session.ask(address, encode_heartbeat(session.client_id, producers, consumers))

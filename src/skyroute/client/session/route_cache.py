@@ -5,7 +5,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from skyroute.client.errors import NoRouteError
+from skyroute.client.session.logical_queues import logical_leaders
 from skyroute.client.session.shared_task import outcome_of
+from skyroute.message.queue_ref import QueueRef
+from skyroute.message.reserved_topics import LOGICAL_BROKER_PREFIX
 from skyroute.routing.topology import MASTER_ID, TopicRoute
 
 log = logging.getLogger(__name__)
@@ -21,6 +24,8 @@ class RouteCache:
         self._fetch = fetch
         self._routes: dict[str, TopicRoute] = {}
         self._brokers: dict[str, Mapping[int, str]] = {}
+        self._leaders: dict[str, Mapping[tuple[str, int], str | None]] = {}
+        """By static topic, the broker name of each logical queue."""
         self._refreshes: dict[str, asyncio.Task[TopicRoute]] = {}
         self.listeners: set[RouteListener] = set()
 
@@ -100,6 +105,10 @@ class RouteCache:
         if before == route:
             return
         self._routes[topic] = route
+        if route.mappings:
+            self._leaders[topic] = logical_leaders(route)
+        else:
+            self._leaders.pop(topic, None)
         if before is not None:
             self._drop_unnamed({group.name for group in before.groups} - {group.name for group in route.groups})
         log.info("route changed topic=%s brokers=%s", topic, ",".join(group.name for group in route.groups))
@@ -109,6 +118,7 @@ class RouteCache:
     def forget(self, topic: str) -> None:
         """Drop the route of a topic."""
         route = self._routes.pop(topic, None)
+        self._leaders.pop(topic, None)
         if route is not None:
             self._drop_unnamed({group.name for group in route.groups})
 
@@ -117,6 +127,13 @@ class RouteCache:
         if names:
             for name in names - {group.name for route in self._routes.values() for group in route.groups}:
                 del self._brokers[name]
+
+    def broker_of(self, queue: QueueRef) -> str:
+        """Return the name of a queue's broker: for a logical queue its leader, or its own name if none is known."""
+        if not queue.broker_name.startswith(LOGICAL_BROKER_PREFIX):
+            return queue.broker_name
+        leaders = self._leaders.get(queue.topic, {})
+        return leaders.get((queue.broker_name, queue.queue_id)) or queue.broker_name
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
         """Return the address of the broker with this name and id, or None."""

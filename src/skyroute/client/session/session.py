@@ -31,7 +31,7 @@ from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.remoting.tls_settings import TlsClientSettings
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.route import decode_route, encode_route_query
-from skyroute.wire.codes import ResponseCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import BodyError
 from skyroute.wire.fast_path import PreparedRequest
@@ -43,6 +43,21 @@ STOP_WAIT_S: Final = 3.0
 
 FAST_PORT_STEP: Final = 2
 """The broker's second port, which takes everything but pulls, is this much below the first."""
+
+_VIP_CODES: Final = frozenset(
+    {
+        *(RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.CONSUMER_SEND_MSG_BACK),
+        *(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET),
+        *(RequestCode.GET_EARLIEST_MSG_STORETIME, RequestCode.GET_CONSUMER_LIST_BY_GROUP, RequestCode.QUERY_MESSAGE),
+        *(RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ, RequestCode.CHECK_CLIENT_CONFIG),
+        *(RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.GET_CONSUME_STATS, RequestCode.GET_TOPIC_STATS_INFO),
+        *(RequestCode.GET_CONSUMER_CONNECTION_LIST, RequestCode.GET_PRODUCER_CONNECTION_LIST),
+        *(RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.GET_TOPIC_CONFIG),
+        *(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.DELETE_SUBSCRIPTIONGROUP),
+        *(RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET),
+    }
+)
+"""Requests to brokers that use the second port with `vip_channel`, as in Java's client. Pulls never do."""
 
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)  # compared with every response, where an enum member would be slow
 
@@ -277,7 +292,7 @@ class Session:
             BrokerRefusedError: the code is another one; the class depends on it.
             RemotingError: the connection failed, or no response arrived in time.
         """
-        response = await self.call(address, request, timeout_s)
+        response = await self.call(self._port_of(address, request), request, timeout_s)
         if response.code != ResponseCode.SUCCESS:
             raise refusal(response, address)
         return response
@@ -288,11 +303,16 @@ class Session:
         Raises:
             RemotingError: the address cannot be connected.
         """
+        address = self._port_of(address, request)
         channel = self.connections.by_address.get(address) or await self.connections.get(address)
         if self.credentials is not None:
             self.credentials.sign(request)
         await channel.until_writable(self.request_timeout_s)
         channel.send_oneway(request)
+
+    def _port_of(self, address: str, request: Request) -> str:
+        """Return the address for a request: with `vip_channel`, management requests use the second port too."""
+        return self.sending_address(address) if self.vip_channel and request.code in _VIP_CODES else address
 
     def sending_address(self, address: str) -> str:
         """Return the address that takes messages: with `vip_channel`, the broker's second port."""

@@ -14,8 +14,8 @@ from skyroute import __version__
 from skyroute.client.admin import Admin
 from skyroute.clock import Clock
 from skyroute.console.access.audit import AuditLog
+from skyroute.console.access.cluster_users import ConsoleUsers
 from skyroute.console.access.sessions import Sessions, Visitor
-from skyroute.console.access.users import UsersFile
 from skyroute.console.cluster_data.journals import Journals
 from skyroute.console.cluster_data.monitor import ClusterMonitor
 from skyroute.console.config import ROWS_A_PAGE, ConsoleConfig
@@ -69,7 +69,7 @@ class PageContext:
         self.sessions = Sessions(clock)
         self.session_cookie = f"{SESSION_COOKIE}_{config.port}"  # all ports of a host share their cookies
         self.visitor_cookie = f"{VISITOR_COOKIE}_{config.port}"
-        self.users = UsersFile(config.users_path)
+        self.users = ConsoleUsers(config.users_path, config.access_rules, config.access_cluster)
         self.audit = AuditLog(config.audit_path)
         self.journals = Journals(config.journals)
         self._templates = Environment(

@@ -312,7 +312,7 @@ class Fetcher:
         """Refresh the route, and return the address of the master or a slave."""
         routes = self._connection.session.routes
         self._connection.run(routes.refresh(self._topic))
-        self._address = routes.any_address(self._queue.broker_name)
+        self._address = routes.any_address(routes.broker_of(self._queue))
         if self._address is None:
             raise NoBrokerError(f"no route has an address of {self._queue.broker_name}: is the broker running?")
         return self._address

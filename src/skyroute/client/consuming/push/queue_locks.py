@@ -31,7 +31,7 @@ async def lock(session: Session, group: str, queues: Iterable[QueueRef]) -> dict
         locked = decode_locked(response.body)
         outcome.update((queue, queue in locked) for queue in wanted)
 
-    await _each(queues, send, "queues not locked", group)
+    await _each(session, queues, send, "queues not locked", group)
     return outcome
 
 
@@ -42,13 +42,13 @@ async def unlock(session: Session, group: str, queues: Iterable[QueueRef]) -> No
         request = encode_unlock(session.client_id, group, wanted)
         await session.ask(_master(session, broker_name), request, LOCK_TIMEOUT_S)
 
-    await _each(queues, send, "queues not unlocked", group)
+    await _each(session, queues, send, "queues not unlocked", group)
 
 
-async def _each(queues: Iterable[QueueRef], send: _Send, failed: str, group: str) -> None:
+async def _each(session: Session, queues: Iterable[QueueRef], send: _Send, failed: str, group: str) -> None:
     by_broker: dict[str, list[QueueRef]] = {}
     for queue in queues:
-        by_broker.setdefault(queue.broker_name, []).append(queue)
+        by_broker.setdefault(session.routes.broker_of(queue), []).append(queue)
 
     async def send_one(broker_name: str, wanted: list[QueueRef]) -> None:
         try:

@@ -1,0 +1,1 @@
+"""POP: messages with receipts, acknowledgements and redelivery."""

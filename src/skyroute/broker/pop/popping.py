@@ -1,0 +1,512 @@
+"""Pops messages, acknowledges them, and changes their invisible time."""
+
+import logging
+import random
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.delivery.filters import Filter
+from skyroute.broker.identity import Identity
+from skyroute.broker.pop.in_flight import Batch, BatchKey, InFlight
+from skyroute.broker.pop.ordered_queues import OrderedQueues
+from skyroute.broker.pop.revive_log import REVIVE_QUEUES, ReviveLog
+from skyroute.broker.stats import Stats
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.queues.queue_read import QueueRead, ReadStatus
+from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.topics import Topics
+from skyroute.message.errors import PropertyError, RecordError
+from skyroute.message.layout import HEAD_BYTES
+from skyroute.message.message import StoredMessage
+from skyroute.message.properties import add_properties
+from skyroute.message.property_names import POP_RECEIPT
+from skyroute.message.record import decode_run, encode_record
+from skyroute.message.reserved_topics import pop_retry_topic
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.calls.pop import (
+    ORDERED_REVIVE_QUEUE,
+    Ack,
+    InitMode,
+    InvisibleTimeChange,
+    PopAnswer,
+    PoppedBatch,
+    PopQuestion,
+    PopStatus,
+    Receipt,
+    RetryFlag,
+    encode_receipt,
+    retry_flag,
+)
+from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+RETRY_FIRST_SHARE: Final = 0.2
+"""Share of the pops that read the retry topic first."""
+
+QUEUES_A_POP_MAX: Final = 512
+"""Queues that one pop looks at; the next one starts at another queue."""
+
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024
+
+_MESSAGE_TYPE: Final = "message.type"
+_PRIORITY: Final = "PRIORITY"
+_OFFSET_AT: Final = 20
+"""Position of the queue offset in a record."""
+_CORRECTED: Final = frozenset({ReadStatus.TOO_SMALL, ReadStatus.BEYOND_END, ReadStatus.SEGMENT_MISSING})
+
+
+class Popped:
+    """The messages of one response."""
+
+    def __init__(self, question: PopQuestion, popped_at_ms: int, revive_queue_id: int) -> None:
+        self.question = question
+        self.popped_at_ms = popped_at_ms
+        self.revive_queue_id = revive_queue_id
+        self.batches: list[PoppedBatch] = []
+        self.records: list[memoryview] = []
+        self.count = 0
+        self.record_bytes = 0
+        self.rest = 0
+        self.order_counts: dict[tuple[RetryFlag, int, int | None], int] = {}
+
+    @property
+    def room(self) -> int:
+        """Number of messages that the response still has room for."""
+        return 0 if self.record_bytes >= BODY_BYTES_MAX else self.question.count_max - self.count
+
+    def answer(self) -> PopAnswer:
+        """Return the response without its records."""
+        if not self.count:
+            return PopAnswer(PopStatus.NOT_FOUND, rest_count=self.rest)
+        return PopAnswer(
+            PopStatus.FOUND,
+            self.popped_at_ms,
+            self.question.invisible_ms,
+            self.revive_queue_id,
+            self.rest,
+            tuple(self.batches),
+            self.order_counts,
+        )
+
+
+class Popping:
+    """Pops and acknowledges messages."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        topics: Topics,
+        offsets: ConsumerOffsets,
+        in_flight: InFlight,
+        revive_log: ReviveLog,
+        ordered: OrderedQueues,
+        stats: Stats,
+        config: BrokerConfig,
+        identity: Identity,
+        now_ms: Callable[[], int],
+        young_bytes: int = 0,
+        wake_revival: Callable[[int], None] = lambda _due_ms: None,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._in_flight = in_flight
+        self._revive_log = revive_log
+        self._ordered = ordered
+        self._stats = stats
+        self._config = config
+        self._identity = identity
+        self._now_ms = now_ms
+        self._young_bytes = young_bytes
+        self._wake_revival = wake_revival
+        self._random = random.Random()
+        self._pops = 0
+        self.popped = 0
+        self.acked = 0
+        self.changed = 0
+        self.late_acks = 0
+        """Acknowledgements of messages that were acknowledged before, or are visible again."""
+        self.ack_latency_ms = 0
+        """Sum of the times from pop to acknowledgement."""
+
+    # ------------------------------------------------------------------------------------------------------------- pop
+
+    def pop(self, question: PopQuestion, topic: TopicConfig, accepted: Filter, may_go_on: Callable[[], bool]) -> Popped:
+        """Pop messages that a filter accepts. With a filter, the search ends when `may_go_on` is false.
+
+        Raises:
+            RefusedError: too many messages are in flight.
+        """
+        self._pops += 1
+        ordered = question.ordered
+        popped = Popped(question, self._now_ms(), ORDERED_REVIVE_QUEUE if ordered else self._pops % REVIVE_QUEUES)
+        if not ordered and self._in_flight.is_full:
+            raise RefusedError(
+                ResponseCode.SYSTEM_BUSY,
+                f"{len(self._in_flight)} batches of popped messages are in flight: acknowledge some, then pop again",
+            )
+        retries = () if ordered else self._retry_topics(question)
+        retry_first = bool(retries) and self._random.random() < RETRY_FIRST_SHARE
+        for retry in retries if retry_first else ():
+            self._pop_topic(popped, retry, self._queue_ids(retry), Filter(), may_go_on)
+        queue_ids = (question.queue_id,) if question.queue_id >= 0 else self._queue_ids(topic)
+        self._pop_topic(popped, topic, queue_ids, accepted, may_go_on)
+        for retry in () if retry_first else retries:
+            self._pop_topic(popped, retry, self._queue_ids(retry), Filter(), may_go_on)
+        self.popped += popped.count
+        if popped.count:
+            self._wake_revival(popped.popped_at_ms + question.invisible_ms)
+        self._stats.fetched(question.group, question.topic, popped.count, popped.record_bytes)
+        return popped
+
+    def _retry_topics(self, question: PopQuestion) -> list[TopicConfig]:
+        names = (pop_retry_topic(question.group, question.topic, version=version) for version in (1, 2))
+        return [topic for topic in map(self._topics.get, names) if topic is not None]
+
+    def _queue_ids(self, topic: TopicConfig) -> Iterable[int]:
+        queues = topic.read_queues
+        if topic.attributes.get(_MESSAGE_TYPE) == _PRIORITY:
+            return range(min(queues, QUEUES_A_POP_MAX) - 1, -1, -1)
+        start = self._random.randrange(queues) if queues > 1 else 0
+        return [(start + at) % queues for at in range(min(queues, QUEUES_A_POP_MAX))]
+
+    def _pop_topic(
+        self,
+        popped: Popped,
+        topic: TopicConfig,
+        queue_ids: Iterable[int],
+        accepted: Filter,
+        may_go_on: Callable[[], bool],
+    ) -> None:
+        for queue_id in queue_ids:
+            if popped.room <= 0:
+                start = self._next_offset(popped.question.group, topic.name, queue_id)
+                popped.rest += max(0, self._store.max_offset(topic.name, queue_id) - (start or 0))
+            elif popped.question.ordered:
+                self._pop_ordered(popped, topic.name, queue_id, accepted, may_go_on)
+            else:
+                self._pop_queue(popped, topic.name, queue_id, accepted, may_go_on)
+
+    def _next_offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        held = self._in_flight.held_queue(group, topic, queue_id)
+        return self._offsets.get(group, topic, queue_id) if held is None else held.next_offset
+
+    def _start(self, question: PopQuestion, topic: str, queue_id: int) -> int:
+        """Return the offset of the next message to pop, after an offset reset that one."""
+        group = question.group
+        reset = self._offsets.take_reset(group, topic, queue_id)
+        held = self._in_flight.held_queue(group, topic, queue_id)
+        committed = self._offsets.get(group, topic, queue_id)
+        if reset is not None or (held is not None and committed != held.committed):
+            # Popped messages stay in flight; without their check points they would hold the offset.
+            for batch in self._in_flight.held_batches(group, topic, queue_id):
+                self._revive_log.write_check_point(batch)
+            self._in_flight.forget_queue(group, topic, queue_id)
+            self._ordered.clear(topic, group, queue_id)
+            held = None
+        if held is not None:
+            return held.next_offset
+        if committed is None or committed < 0:
+            committed = self._first_offset(question, topic, queue_id)
+            self._offsets.commit(group, topic, queue_id, committed)
+        return committed
+
+    def _first_offset(self, question: PopQuestion, topic: str, queue_id: int) -> int:
+        low = self._store.min_offset(topic, queue_id)
+        if question.init_mode != InitMode.MAX or topic != question.topic:
+            return low
+        first = self._store.unit(topic, queue_id, 0) if low == 0 else None
+        if first is not None and self._store.max_position - first[0] <= self._young_bytes:
+            return 0
+        return max(0, self._store.max_offset(topic, queue_id) - 1)
+
+    def _read(
+        self, popped: Popped, topic: str, queue_id: int, start: int, accepted: Filter, may_go_on: Callable[[], bool]
+    ) -> tuple[int, QueueRead]:
+        """Return where the read started, and its result; a wrong offset is corrected."""
+        has_filter = accepted.accept_code is not None or accepted.accept_record is not None
+        while True:
+            read = self._store.read_queue(
+                topic,
+                queue_id,
+                start,
+                popped.room,
+                max(1, BODY_BYTES_MAX - popped.record_bytes),
+                accepted.accept_code,
+                accepted.accept_record,
+                may_go_on if accepted.accept_record is not None else None,
+            )
+            is_corrected = read.status in _CORRECTED or (read.status is ReadStatus.QUEUE_EMPTY and start > 0)
+            is_skipped = read.status in (ReadStatus.NO_MATCH, ReadStatus.REMOVED) and has_filter and may_go_on()
+            if not (is_corrected or is_skipped) or read.next_offset == start:
+                return start, read
+            start = read.next_offset
+            if is_skipped and start >= read.max_offset:
+                return start, read
+
+    def _pop_queue(
+        self, popped: Popped, topic: str, queue_id: int, accepted: Filter, may_go_on: Callable[[], bool]
+    ) -> None:
+        question = popped.question
+        group = question.group
+        start, read = self._read(popped, topic, queue_id, self._start(question, topic, queue_id), accepted, may_go_on)
+        next_offset = read.next_offset if read.max_offset else 0
+        if read.status is ReadStatus.FOUND:
+            offsets = _offsets_in(read, start)
+            key = BatchKey(group, topic, queue_id, start, popped.popped_at_ms)
+            if self._in_flight.find(key) is not None:  # popped, and reset, in the same millisecond
+                popped.rest += read.max_offset - start
+                return
+            committed = self._offsets.get(group, topic, queue_id) or 0
+            self._in_flight.add(Batch(key, offsets, question.invisible_ms, popped.revive_queue_id), committed)
+            self._collect(popped, topic, queue_id, start, offsets, read)
+        self._in_flight.advance(group, topic, queue_id, next_offset)
+        if self._in_flight.held_queue(group, topic, queue_id) is not None:
+            self.commit(group, topic, queue_id)
+        elif self._offsets.get(group, topic, queue_id) != next_offset:
+            self._offsets.commit(group, topic, queue_id, next_offset)
+        self._offsets.note_pull(group, topic, queue_id, next_offset)
+        popped.rest += max(0, read.max_offset - next_offset)
+
+    def _pop_ordered(
+        self, popped: Popped, topic: str, queue_id: int, accepted: Filter, may_go_on: Callable[[], bool]
+    ) -> None:
+        question = popped.question
+        group, attempt = question.group, question.attempt_id
+        start = self._start(question, topic, queue_id)
+        if self._ordered.is_blocked(topic, group, queue_id, attempt, popped.popped_at_ms):
+            popped.rest += max(0, self._store.max_offset(topic, queue_id) - start)
+            return
+        start, read = self._read(popped, topic, queue_id, start, accepted, may_go_on)
+        if read.status is ReadStatus.FOUND:
+            offsets = _offsets_in(read, start)
+            counts = self._ordered.popped(
+                *(topic, group, queue_id, offsets),
+                popped_at_ms=popped.popped_at_ms,
+                invisible_ms=question.invisible_ms,
+                attempt_id=attempt,
+            )
+            flag = retry_flag(topic)
+            popped.order_counts.update({(flag, queue_id, offset): count for offset, count in counts.items()})
+            least = min(counts.values()) if len(counts) == len(offsets) else 0
+            popped.order_counts[flag, queue_id, None] = least
+            self._collect(popped, topic, queue_id, start, offsets, read)
+        else:
+            start = read.next_offset if read.max_offset else 0
+        if self._offsets.get(group, topic, queue_id) != start:
+            self._offsets.commit(group, topic, queue_id, start)
+        popped.rest += max(0, read.max_offset - read.next_offset)
+
+    def _collect(
+        self, popped: Popped, topic: str, queue_id: int, start: int, offsets: tuple[int, ...], read: QueueRead
+    ) -> None:
+        flag = retry_flag(topic)
+        popped.batches.append(PoppedBatch(flag, queue_id, start, offsets))
+        popped.count += len(offsets)
+        popped.record_bytes += read.record_bytes
+        if flag is RetryFlag.NONE or topic == popped.question.topic:
+            popped.records += read.chunks
+            return
+        for chunk in read.chunks:
+            for message in decode_run(chunk).messages:
+                receipt = Receipt(
+                    *(start, popped.popped_at_ms, popped.question.invisible_ms, popped.revive_queue_id, flag),
+                    *(self._identity.name, queue_id, message.queue_offset),
+                )
+                popped.records.append(memoryview(_as_retry(message, popped.question.topic, receipt)))
+
+    # ------------------------------------------------------------------------------------------------------------- ack
+
+    def ack(self, ack: Ack) -> None:
+        """Acknowledge one message. An acknowledgement that comes too late has no effect.
+
+        Raises:
+            RefusedError, StorageError: it cannot be written.
+        """
+        receipt = ack.receipt
+        self.ack_many(
+            *(ack.group, ack.topic, ack.queue_id, receipt.start_offset, receipt.popped_at_ms),
+            *(receipt.invisible_ms, receipt.revive_queue_id, (ack.offset,)),
+        )
+
+    def ack_many(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        start: int,
+        popped_at_ms: int,
+        invisible_ms: int,
+        revive_queue_id: int,
+        offsets: tuple[int, ...],
+    ) -> None:
+        """Acknowledge messages of one batch.
+
+        Raises:
+            RefusedError, StorageError: it cannot be written.
+        """
+        now_ms = self._now_ms()
+        if revive_queue_id == ORDERED_REVIVE_QUEUE:
+            for offset in offsets:
+                next_offset = self._ordered.acknowledge(topic, group, queue_id, offset, popped_at_ms)
+                if next_offset is None:
+                    self.late_acks += 1
+                else:
+                    self._note_acks(1, now_ms - popped_at_ms)
+                    self._offsets.commit(group, topic, queue_id, next_offset)
+            self._ordered.wake_if_free(topic, group, queue_id)
+            return
+        key = BatchKey(group, topic, queue_id, start, popped_at_ms)
+        batch = self._in_flight.find(key)
+        if batch is None:
+            if self._revive_log.is_loading and popped_at_ms + invisible_ms > now_ms:
+                self._revive_log.write_ack(key, offsets, revive_queue_id, popped_at_ms + invisible_ms)
+            self.late_acks += len(offsets)
+            return
+        if batch.is_written:  # first: a failed write leaves the messages in flight
+            self._revive_log.write_ack(key, offsets, batch.revive_queue_id, batch.visible_at_ms)
+        taken = sum(self._in_flight.take(batch, offset) for offset in offsets)
+        self.late_acks += len(offsets) - taken
+        self._note_acks(taken, now_ms - popped_at_ms)
+        if batch.is_done and not batch.is_written:
+            self.commit(group, topic, queue_id)
+
+    def _note_acks(self, count: int, latency_ms: int) -> None:
+        self.acked += count
+        self.ack_latency_ms += count * max(0, latency_ms)
+
+    def commit(self, group: str, topic: str, queue_id: int) -> None:
+        """Commit the offset of a queue up to which nothing would be lost in a crash."""
+        held = self._in_flight.held_queue(group, topic, queue_id)
+        if held is None:
+            return
+        if self._offsets.get(group, topic, queue_id) != held.committed:
+            return  # it was reset: the next pop sees it
+        offset = self._in_flight.committable(group, topic, queue_id)
+        if offset != held.committed and self._offsets.commit(group, topic, queue_id, offset):
+            held.committed = offset
+
+    # --------------------------------------------------------------------------------------------------------- changes
+
+    def change(self, change: InvisibleTimeChange) -> tuple[int, int, int]:
+        """Change the time at which a message is visible again; return pop time, invisible time and revive queue.
+
+        Raises:
+            RefusedError: the receipt is no longer valid, or the change cannot be written.
+        """
+        ack, receipt, now_ms = change.ack, change.ack.receipt, self._now_ms()
+        group, topic, queue_id, offset = ack.group, ack.topic, ack.queue_id, ack.offset
+        if receipt.is_ordered:
+            visible_ms = now_ms + change.invisible_ms
+            if not self._ordered.change(topic, group, queue_id, offset, receipt.popped_at_ms, visible_ms):
+                raise _expired(ack)
+            self.changed += 1
+            self._wake_revival(visible_ms)
+            return receipt.popped_at_ms, visible_ms - receipt.popped_at_ms, ORDERED_REVIVE_QUEUE
+        old_key = BatchKey(group, topic, queue_id, receipt.start_offset, receipt.popped_at_ms)
+        old = self._in_flight.find(old_key)
+        is_live = old is not None and offset in old.offsets_left()
+        if not is_live and not (self._revive_log.is_loading and receipt.visible_at_ms > now_ms):
+            raise _expired(ack)
+        key = BatchKey(group, topic, queue_id, offset, now_ms)
+        while self._in_flight.find(key) is not None:
+            key = key._replace(popped_at_ms=key.popped_at_ms + 1)
+        revive_queue_id = receipt.revive_queue_id if receipt.revive_queue_id < REVIVE_QUEUES else 0
+        new = Batch(key, (offset,), change.invisible_ms, revive_queue_id, suspended=change.suspend)
+        if old is None or old.is_written:
+            self._revive_log.write_check_point(new)
+            self._revive_log.write_ack(old_key, (offset,), revive_queue_id, receipt.visible_at_ms)
+            new.is_written = True
+        self._in_flight.add(new, self._offsets.get(group, topic, queue_id) or 0)
+        if old is not None:
+            self._in_flight.take(old, offset)
+            self.commit(group, topic, queue_id)
+        self.changed += 1
+        self._wake_revival(new.visible_at_ms)
+        return key.popped_at_ms, change.invisible_ms, revive_queue_id
+
+    def has_messages(self, question: PopQuestion, topic: TopicConfig) -> bool:
+        """Return whether a pop may find messages; filters are not applied."""
+        group, now_ms = question.group, self._now_ms()
+        queue_ids = (question.queue_id,) if question.queue_id >= 0 else self._queue_ids(topic)
+        for queue_id in queue_ids:
+            if question.ordered and self._ordered.is_blocked(topic.name, group, queue_id, question.attempt_id, now_ms):
+                continue
+            if self._waiting(group, topic.name, queue_id):
+                return True
+        retries = () if question.ordered else self._retry_topics(question)
+        return any(
+            self._waiting(group, retry.name, queue_id) for retry in retries for queue_id in range(retry.read_queues)
+        )
+
+    def _waiting(self, group: str, topic: str, queue_id: int) -> bool:
+        start = self._next_offset(group, topic, queue_id)
+        high = self._store.max_offset(topic, queue_id)
+        return high > (self._store.min_offset(topic, queue_id) if start is None else start)
+
+    def peek(self, group: str, topic: TopicConfig, queue_id: int, count_max: int) -> Popped:
+        """Return the next messages of a group without popping them."""
+        popped = Popped(PopQuestion(group, topic.name, 0, count_max, queue_id), self._now_ms(), 0)
+        for at in (queue_id,) if queue_id >= 0 else self._queue_ids(topic):
+            if popped.room <= 0:
+                break
+            start = self._next_offset(group, topic.name, at)
+            if start is None:
+                start = self._store.min_offset(topic.name, at)
+            start, read = self._read(popped, topic.name, at, start, Filter(), lambda: True)
+            if read.status is ReadStatus.FOUND:
+                self._collect(popped, topic.name, at, start, _offsets_in(read, start), read)
+            popped.rest += max(0, read.max_offset - read.next_offset)
+        return popped
+
+    def close(self) -> None:
+        """Write the check points of all messages in flight, at the end of a broker.
+
+        Raises:
+            StorageError: some could not be written; their messages are popped again after the next start.
+        """
+        for batch in self._in_flight.in_memory():
+            try:
+                self._revive_log.write_check_point(batch)
+            except RefusedError as error:
+                log.warning("check point not written batch=%r reason=%s", batch, error)
+            self.commit(*batch.key[:3])
+        while self._revive_log.follow():
+            pass
+        self._revive_log.commit()
+
+
+def _expired(ack: Ack) -> RefusedError:
+    return RefusedError(
+        ResponseCode.NO_MESSAGE,
+        f"the receipt is no longer valid: topic={ack.topic} queue={ack.queue_id} offset={ack.offset} was acknowledged, "
+        "or is visible again",
+    )
+
+
+def _offsets_in(read: QueueRead, start: int) -> tuple[int, ...]:
+    """Return the offsets of the messages of a read."""
+    if read.message_count == read.next_offset - start:
+        return tuple(range(start, read.next_offset))
+    offsets = []
+    for chunk in read.chunks:
+        at = 0
+        while at + HEAD_BYTES <= len(chunk):
+            offsets.append(int.from_bytes(chunk[at + _OFFSET_AT : at + _OFFSET_AT + 8], "big"))
+            at += int.from_bytes(chunk[at : at + 4], "big")
+    return tuple(offsets)
+
+
+def _as_retry(message: StoredMessage, topic: str, receipt: Receipt) -> bytes:
+    """Return the record of a retried message as clients expect it: with its first topic, and its receipt."""
+    try:
+        raw_properties = add_properties(message.raw_properties, {POP_RECEIPT: encode_receipt(receipt)})
+        return encode_record(msgspec.structs.replace(message, topic=topic, raw_properties=raw_properties))
+    except (PropertyError, RecordError) as error:
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"a retried message cannot carry its receipt: {error}") from None

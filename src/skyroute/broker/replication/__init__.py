@@ -1,0 +1,1 @@
+"""Copies of the commit log on other brokers: masters send, slaves follow."""

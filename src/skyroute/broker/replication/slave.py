@@ -1,0 +1,294 @@
+"""The slave's side of classic replication: appends the master's log to its own, byte for byte.
+
+Before it follows, a slave compares its log with the master's: a slave that is ahead, or has another history, refuses
+and changes nothing. The protocol itself would let such logs grow together silently.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.store.errors import ForeignLogError
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.clock import Clock
+from skyroute.errors import SkyrouteError
+from skyroute.remoting.address import split_address
+from skyroute.remoting.client import Channel, connect
+from skyroute.remoting.signing import Signer
+from skyroute.wire.calls.query import encode_view
+from skyroute.wire.calls.settings import (
+    decode_broker_state,
+    decode_settings,
+    encode_broker_settings_query,
+    encode_broker_state_query,
+)
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.ha import TRANSFER_BYTES_MAX, TRANSFER_HEAD_BYTES, decode_transfer_head, encode_report
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 5.0
+"""Time before the next connection, as with Apache's slaves."""
+REPORT_S: Final = 5.0
+"""Longest time between two reports."""
+CONNECT_S: Final = 3.0
+READ_BYTES: Final = 1 << 18
+_INPUT_BYTES: Final = TRANSFER_BYTES_MAX + TRANSFER_HEAD_BYTES
+
+
+class HaState(Enum):
+    """State of a slave's connection, under the names of Apache's tools."""
+
+    READY = "READY"
+    TRANSFER = "TRANSFER"
+    SHUTDOWN = "SHUTDOWN"
+
+
+class HistoryError(SkyrouteError):
+    """The slave's log is no beginning of its master's log: an operator has to decide which one to keep."""
+
+
+class HaSlave:
+    """Follows a master. `on_arrived` gets the queues with new messages."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        tls: ssl.SSLContext | None = None,
+        signer: Signer | None = None,
+        on_arrived: Callable[[dict[tuple[str, int], None]], None],
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._tls = tls
+        self._signer = signer
+        self._on_arrived = on_arrived
+        self.ha_address = config.ha_master_address or None
+        self.master_address: str | None = None
+        """`host:port` of the master for requests."""
+        self._known = asyncio.Event()
+        self._input = bytearray()
+        self._reported_at = 0.0
+        self.reported_at_ms = 0
+        """When this slave last reported."""
+        self.state = HaState.READY
+        self._read_at = 0.0
+        self.read_at_ms = 0
+        """When the last bytes came."""
+        self.master_end = 0
+        """End of the master's log, as far as this slave knows it."""
+        self.refusal: str | None = None
+        """Why this slave does not follow; None if it does or tries to."""
+        self._read_second = (0.0, 0)
+        self.bytes_per_s = 0
+
+    def __repr__(self) -> str:
+        return f"<HaSlave of={self.ha_address} {self.state.value} end={self._store.max_position}>"
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the master sends."""
+        return self.state is HaState.TRANSFER
+
+    @property
+    def behind_bytes(self) -> int:
+        """How far this log is behind the master's, as far as this slave knows it."""
+        return max(self.master_end - self._store.max_position, 0)
+
+    def set_master(self, address: str | None, ha_address: str | None) -> None:
+        """Note the addresses of the master; None if it is away."""
+        if address and address != self.master_address:
+            log.info("master found address=%s ha_address=%s", address, ha_address)
+        self.master_address = address or self.master_address
+        if ha_address and not self._config.ha_master_address:
+            self.ha_address = ha_address
+        if self.ha_address:
+            self._known.set()
+
+    async def run(self) -> None:
+        """Follow the master, until cancelled. A lost connection is opened again."""
+        if self.ha_address:
+            self._known.set()
+        said = ""
+        while True:
+            await self._known.wait()
+            try:
+                await self._follow(self.ha_address or "")
+                reason = "the master closed the connection"
+            except (HistoryError, ForeignLogError) as error:
+                reason = self.refusal = str(error)
+            except (SkyrouteError, OSError, TimeoutError) as error:
+                reason = str(error) or type(error).__name__
+            self.state = HaState.READY
+            if reason != said:  # the same reason may repeat for days
+                log.warning(
+                    "slave does not follow master=%s end=%d reason=%s",
+                    *(self.ha_address, self._store.max_position, reason),
+                )
+                said = reason
+            await asyncio.sleep(RETRY_S)
+
+    # The comparison
+
+    async def _compare(self) -> None:
+        """Check that this log is a beginning of the master's.
+
+        Raises:
+            HistoryError: it is not.
+            SkyrouteError: the master could not be asked.
+        """
+        if self.master_address is None:
+            return
+        channel = await connect(self.master_address, tls=self._tls, timeout_s=CONNECT_S, signer=self._signer)
+        try:
+            await self._compare_files(channel)
+            await self._compare_logs(channel)
+        finally:
+            channel.close()
+
+    async def _compare_files(self, channel: Channel) -> None:
+        response = await channel.call(encode_broker_settings_query(), CONNECT_S)
+        if response.code != ResponseCode.SUCCESS:
+            return  # access control may hide the settings
+        theirs = decode_settings(response.body).get("mappedFileSizeCommitLog")
+        if theirs and theirs != str(self._config.commit_log_file_bytes):
+            raise HistoryError(
+                f"the master has mappedFileSizeCommitLog={theirs}, and this slave "
+                f"{self._config.commit_log_file_bytes}: set the same value"
+            )
+
+    async def _compare_logs(self, channel: Channel) -> None:
+        store, end = self._store, self._store.max_position
+        response = await channel.call(encode_broker_state_query(), CONNECT_S)
+        if response.code == ResponseCode.SUCCESS:
+            state = decode_broker_state(response.body)
+            low, high = int(state.get("commitLogMinOffset", 0)), int(state.get("commitLogMaxOffset", end))
+            self.master_end = max(high, 0)
+            if end == store.min_position:
+                return
+            if end > high:
+                raise HistoryError(
+                    f"this slave's log ends at {end}, behind the master's, which ends at {high}: nothing was changed; "
+                    "make this broker the master, or empty its store"
+                )
+            if end < low:
+                raise HistoryError(
+                    f"this slave's log ends at {end}, and the master's begins at {low}: empty the store of this slave"
+                )
+        newest = store.newest_record()
+        if newest is None:
+            return
+        position, record = newest
+        response = await channel.call(encode_view("", position), CONNECT_S)
+        if response.code == ResponseCode.SUCCESS and response.body != record:
+            raise HistoryError(
+                f"the record at {position} differs from the master's: this slave has another history; "
+                "nothing was changed; empty its store to follow this master"
+            )
+
+    # The connection
+
+    async def _follow(self, address: str) -> None:
+        """Connect, report and append, until the connection ends."""
+        await self._compare()
+        self.refusal = None
+        host, port = split_address(address)
+        loop = asyncio.get_running_loop()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(0)
+            async with asyncio.timeout(CONNECT_S):
+                await loop.sock_connect(sock, (host, port))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._input.clear()
+            self.state = HaState.TRANSFER
+            log.info("slave follows master=%s from=%d", address, self._store.max_position)
+            await self._report(sock)
+            self._read_at = self._clock.monotonic()
+            while await self._receive(loop, sock):
+                pass
+        finally:
+            self.state = HaState.READY
+            sock.close()
+
+    async def _receive(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bool:
+        """Read once, and append what came; False if the master has closed the connection."""
+        try:
+            async with asyncio.timeout(REPORT_S):
+                data = await loop.sock_recv(sock, READ_BYTES)
+        except TimeoutError:
+            if self._clock.monotonic() - self._read_at > self._config.ha_silence_s:
+                raise TimeoutError(f"no byte from the master for {self._config.ha_silence_s:g} s") from None
+            await self._report(sock)
+            return True
+        if not data:
+            return False
+        now = self._read_at = self._clock.monotonic()
+        self.read_at_ms = int(self._clock.wall() * 1000)
+        self._count(now, len(data))
+        self._input += data
+        if self._append():
+            await self._report(sock)
+            await self.dispatch()
+        elif now - self._reported_at > REPORT_S:
+            await self._report(sock)
+        return True
+
+    def _count(self, now: float, size: int) -> None:
+        start, read = self._read_second
+        if now - start >= 1.0:
+            self.bytes_per_s = int(read / (now - start))
+            start, read = now, 0
+        self._read_second = (start, read + size)
+
+    def _append(self) -> bool:
+        """Append the bodies of all whole transfers; return whether there were any."""
+        view, at, store = self._input, 0, self._store
+        bodies: list[bytes] = []
+        start = -1
+        expected = store.max_position
+        is_empty = expected == store.min_position
+        while len(view) - at >= TRANSFER_HEAD_BYTES:
+            position, size = decode_transfer_head(memoryview(view)[at : at + TRANSFER_HEAD_BYTES])
+            if position != expected and not (is_empty and start < 0):
+                raise HistoryError(
+                    f"the master sends {size} bytes at {position}, and this slave's log ends at {expected}: "
+                    "nothing was changed"
+                )
+            if len(view) - at < TRANSFER_HEAD_BYTES + size:
+                break
+            if size:
+                start = position if start < 0 else start
+                bodies.append(bytes(memoryview(view)[at + TRANSFER_HEAD_BYTES : at + TRANSFER_HEAD_BYTES + size]))
+                expected = position + size
+            at += TRANSFER_HEAD_BYTES + size
+        if bodies:
+            store.append_raw(start, b"".join(bodies))
+        del self._input[:at]
+        self.master_end = max(self.master_end, expected)
+        return bool(bodies)
+
+    async def dispatch(self) -> None:
+        """Make whole records visible, in steps."""
+        more = True
+        while more:
+            arrived, more = self._store.dispatch_raw()
+            if arrived:
+                self._on_arrived(arrived)
+            if more:
+                await asyncio.sleep(0)
+
+    async def _report(self, sock: socket.socket) -> None:
+        self._reported_at, self.reported_at_ms = self._clock.monotonic(), int(self._clock.wall() * 1000)
+        end = 0 if self._store.max_position == self._store.min_position else self._store.max_position
+        await asyncio.get_running_loop().sock_sendall(sock, encode_report(end))

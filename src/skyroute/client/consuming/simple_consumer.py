@@ -1,0 +1,415 @@
+"""A consumer that receives and acknowledges messages one by one (RocketMQ 5's POP consumption)."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, Self, Unpack
+
+from skyroute.client.arguments import (
+    check_callables,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_session,
+    check_times,
+    check_times_or_zero,
+)
+from skyroute.client.consuming import pop_calls as calls
+from skyroute.client.consuming.subscription import Expression, StartPosition, make_subscription
+from skyroute.client.errors import ArgumentError, NoRouteError, NotRunningError
+from skyroute.client.session.session import ClientArguments, Session
+from skyroute.errors import SkyrouteError
+from skyroute.message.message import StoredMessage
+from skyroute.message.names import check_consumer_group, check_topic
+from skyroute.message.reserved_topics import with_namespace, without_namespace
+from skyroute.remoting.log_backoff import LogBackoff
+from skyroute.wire.calls.clients import ConsumerData, ConsumeType, MessageModel, Subscription
+from skyroute.wire.calls.pop import POP_COUNT_MAX, InitMode, Notification, PopQuestion
+
+log = logging.getLogger(__name__)
+
+RETRY_DELAYS_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""How long a message whose handler failed stays invisible, by the number of its retries; as in Java's client."""
+
+FAILED_RECEIVE_S: Final = 1.0
+"""Pause of `run` after a failed request."""
+
+Handler = Callable[[StoredMessage], Awaitable[object] | object]
+
+
+class SimpleConsumer:
+    """Receives messages and acknowledges each: the members of a group share all queues without a rebalance.
+
+    A received message is invisible to the other members for a while. If it is not acknowledged by then, it comes again.
+
+    Examples:
+        >>> async with SimpleConsumer("billing", name_servers="127.0.0.1:9876") as consumer:
+        ...     consumer.subscribe("Orders", "paid || cancelled")
+        ...     for message in await consumer.receive(16, wait_s=20, invisible_s=60):
+        ...         print(message.body)
+        ...         await consumer.ack(message)
+
+    Brokers of 4.x do not support it.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | Sequence[str] | None = None,
+        *,
+        ordered: bool = False,
+        start: StartPosition = StartPosition.FIRST,
+        session: Session | None = None,
+        **client: Unpack[ClientArguments],
+    ) -> None:
+        """Check the arguments. Nothing is connected before `start`.
+
+        Args:
+            group: the consumer group.
+            name_servers: `host:port;host:port`; None uses the environment variable NAMESRV_ADDR.
+            ordered: receive each queue in order: none of its messages is visible while one is not acknowledged.
+            start: where the group starts in a queue without an offset: `StartPosition.FIRST` or `LAST`.
+            session: connections to share with other clients; its creator starts and stops it.
+            client: see `ClientArguments`.
+
+        Raises:
+            InvalidNameError: the group name is invalid.
+            ArgumentError: another argument is invalid.
+            ClientError: no usable name server address is given.
+        """
+        check_consumer_group(group)
+        check_flags(ordered=ordered)
+        check_kind("start", start, StartPosition)
+        if start.when_ms is not None:
+            raise ArgumentError(f"start is {start!r}: expected StartPosition.FIRST or StartPosition.LAST")
+        if session is not None:
+            check_session(session, Session, **client)
+        self._owns_session = session is None
+        self.session = session if session is not None else Session(name_servers, **client)
+        self.group = with_namespace(self.session.namespace, group)
+        self._ordered = ordered
+        self._start = start
+        self._init_mode = InitMode.MIN if start is StartPosition.FIRST else InitMode.MAX
+        self._subscriptions: dict[str, Subscription] = {}
+        self._turn = 0
+        self._running = False
+        self._failures = LogBackoff()
+
+    def __repr__(self) -> str:
+        return f"<SimpleConsumer {self.group} {'running' if self._running else 'stopped'}>"
+
+    # ----------------------------------------------------------------------------------------------- start and stop
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Connect, and announce the group to the brokers.
+
+        Raises:
+            NoNameServerError: no name server responds.
+            ClientError: the shared session already has a consumer of this group.
+        """
+        if self._running:
+            return
+        if self._owns_session:
+            await self.session.start()
+        self.session.heartbeats.add(self)
+        self._running = True
+
+    async def stop(self) -> None:
+        """Leave the group. Messages that were not acknowledged come again when they become visible."""
+        if not self._running:
+            return
+        self._running = False
+        await self.session.heartbeats.remove(self)
+        if self._owns_session:
+            await self.session.stop()
+
+    def producer_groups(self) -> Iterable[str]:
+        """Return nothing: heartbeats announce no producer."""
+        return ()
+
+    def consumer_data(self) -> Iterable[ConsumerData]:
+        """Return the group with its subscriptions, for heartbeats."""
+        subscriptions = tuple(self._subscriptions.values())
+        model, start = MessageModel.CLUSTERING, self._start.wire
+        return (ConsumerData(self.group, ConsumeType.POP, model, start, subscriptions),)
+
+    def topics(self) -> Iterable[str]:
+        """Return the subscribed topics, with the namespace."""
+        return tuple(self._subscriptions)
+
+    # ------------------------------------------------------------------------------------------------------- receive
+
+    def subscribe(self, topic: str, expression: str | Expression = "*") -> None:
+        """Receive messages of a topic; a second call replaces the filter.
+
+        `expression` is tags separated by `||`, or `sql("amount > 100")`; `receive` raises if brokers refuse it.
+
+        Raises:
+            InvalidNameError: the topic name is invalid.
+            TagExpressionError: the expression contains no tag.
+        """
+        check_topic(topic)
+        name = with_namespace(self.session.namespace, topic)
+        self._subscriptions[name] = make_subscription(name, expression, round(self.session.clock.wall() * 1000))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Receive no more messages of a topic.
+
+        Raises:
+            InvalidNameError: the topic name is invalid.
+        """
+        check_topic(topic)
+        self._subscriptions.pop(with_namespace(self.session.namespace, topic), None)
+
+    async def receive(
+        self, count_max: int = 16, *, wait_s: float = 20.0, invisible_s: float = 60.0
+    ) -> list[StoredMessage]:
+        """Return messages of the subscribed topics, invisible to others for `invisible_s`; [] if none came in time.
+
+        Raises:
+            ArgumentError: an argument is out of range, or nothing is subscribed.
+            NoRouteError: no broker serves a topic.
+            BrokerRefusedError, RemotingError: a broker refused the request, or did not respond.
+            NotRunningError: the consumer is not started, or stopped.
+        """
+        check_counts(1, POP_COUNT_MAX, count_max=count_max)
+        check_times_or_zero(wait_s=wait_s)
+        check_times(invisible_s=invisible_s)
+        self._check_running()
+        targets = await self._targets()
+        now = self.session.clock.monotonic
+        deadline = now() + wait_s
+        while True:
+            for topic, broker_name in targets:
+                # With one broker the long poll is part of the request.
+                poll_s = deadline - now() if len(targets) == 1 else 0.0
+                question = self._question(topic, count_max, invisible_s, max(poll_s, 0.0))
+                messages = await self._accepted(topic, await calls.pop(self.session, broker_name, question))
+                if messages:
+                    return messages
+            if now() >= deadline or not self._running:
+                return []
+            if len(targets) > 1:
+                targets = await self._targets_with_messages(targets, deadline - now()) or await self._targets()
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise NotRunningError(f"the consumer of {self.group} is not running: use `async with`, or call `start`")
+
+    async def _targets(self) -> list[tuple[str, str]]:
+        """Return all topics with their brokers, in another order each time."""
+        if not self._subscriptions:
+            raise ArgumentError("nothing is subscribed: call `subscribe` before `receive`")
+        targets: list[tuple[str, str]] = []
+        for topic in self._subscriptions:
+            await self.session.routes.find(topic)
+            targets += [(topic, name) for name in calls.broker_names(self.session, topic)]
+        if not targets:
+            raise NoRouteError(f"no broker of {', '.join(self._subscriptions)} has an address: is one running?")
+        self._turn += 1
+        at = self._turn % len(targets)
+        return targets[at:] + targets[:at]
+
+    def _question(self, topic: str, count_max: int, invisible_s: float, poll_s: float) -> PopQuestion:
+        subscription = self._subscriptions[topic]
+        return PopQuestion(
+            self.group,
+            topic,
+            round(invisible_s * 1000),
+            count_max,
+            poll_ms=round(poll_s * 1000),
+            born_at_ms=round(self.session.clock.wall() * 1000),
+            init_mode=self._init_mode,
+            expression=subscription.expression,
+            expression_type=subscription.expression_type,
+            ordered=self._ordered,
+        )
+
+    async def _targets_with_messages(self, targets: Iterable[tuple[str, str]], wait_s: float) -> list[tuple[str, str]]:
+        """Wait until a broker has messages; waiting takes none, so that a request can be cancelled."""
+        born_at_ms = round(self.session.clock.wall() * 1000)
+        waiting = {
+            asyncio.ensure_future(
+                calls.wait_for_messages(
+                    self.session,
+                    broker_name,
+                    Notification(
+                        self.group, topic, poll_ms=round(wait_s * 1000), born_at_ms=born_at_ms, ordered=self._ordered
+                    ),
+                )
+            ): (topic, broker_name)
+            for topic, broker_name in targets
+        }
+        try:
+            ready, _ = await asyncio.wait(waiting, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        return [waiting[task] for task in ready if task.result()]
+
+    async def _accepted(self, topic: str, messages: list[StoredMessage]) -> list[StoredMessage]:
+        """Return the messages that match the subscription: brokers compare only the hash of a tag."""
+        wanted = frozenset(self._subscriptions[topic].tags)
+        accepted: list[StoredMessage] = []
+        for message in messages:
+            if not wanted or message.tag in wanted:
+                accepted.append(message.replace(topic=without_namespace(self.session.namespace, topic)))
+            else:
+                await calls.ack(self.session, self.group, topic, message)
+        return accepted
+
+    # ------------------------------------------------------------------------------------------------------- receipts
+
+    async def ack(self, *messages: StoredMessage) -> None:
+        """Acknowledge received messages: they do not come again. A late acknowledgement has no effect.
+
+        Raises:
+            ArgumentError: a message was not returned by `receive`.
+            BrokerRefusedError, RemotingError: a broker refused the request, or did not respond.
+        """
+        self._check_running()
+        await asyncio.gather(
+            *(calls.ack(self.session, self.group, self._full(message), message) for message in messages)
+        )
+
+    async def change_invisible_time(self, message: StoredMessage, invisible_s: float) -> StoredMessage:
+        """Make a message visible again `invisible_s` from now; return it with its new receipt, for `ack`.
+
+        A small time rejects the message: it soon comes again.
+
+        Raises:
+            As `ack`.
+        """
+        check_times_or_zero(invisible_s=invisible_s)
+        self._check_running()
+        return await calls.change_invisible_time(
+            self.session, self.group, self._full(message), message, round(invisible_s * 1000)
+        )
+
+    def _full(self, message: StoredMessage) -> str:
+        return with_namespace(self.session.namespace, message.topic)
+
+    # ----------------------------------------------------------------------------------------------------------- run
+
+    async def run(self, handler: Handler, *, concurrency: int = 16, invisible_s: float = 60.0) -> None:
+        """Call a handler with each message, until the consumer stops or this is cancelled.
+
+        A message is acknowledged when its handler returns; while a handler runs, its message stays invisible. If it
+        raises, the message comes again after a delay of `RETRY_DELAYS_S`. With `ordered`, the messages of a queue are
+        handled one after the other, and a failure also delays those behind it. Plain functions run in threads.
+
+        Raises:
+            ArgumentError: an argument is out of range, or nothing is subscribed.
+            NotRunningError: the consumer is not started.
+        """
+        check_callables(handler=handler)
+        check_counts(1, 1_000, concurrency=concurrency)
+        check_times(invisible_s=invisible_s)
+        self._check_running()
+        await self._targets()
+        free = asyncio.Semaphore(concurrency)
+        async with asyncio.TaskGroup() as tasks:
+            while self._running:
+                await free.acquire()
+                free.release()
+                try:
+                    messages = await self.receive(min(concurrency, POP_COUNT_MAX), invisible_s=invisible_s)
+                except SkyrouteError as error:
+                    if self._running:
+                        await self._pause_after(error)
+                    continue
+                for batch in self._batches(messages):
+                    tasks.create_task(self._handle_batch(handler, batch, invisible_s, free))
+
+    async def _pause_after(self, error: SkyrouteError) -> None:
+        suppressed = self._failures.suppressed(self.group, self.session.clock.monotonic())
+        if suppressed is not None:
+            log.warning("receive failed group=%s cause=%s suppressed=%d", self.group, error, suppressed)
+        await asyncio.sleep(FAILED_RECEIVE_S)
+
+    def _batches(self, messages: Iterable[StoredMessage]) -> list[list[StoredMessage]]:
+        """Return messages that are handled one after the other: those of a queue if ordered, else single ones."""
+        if not self._ordered:
+            return [[message] for message in messages]
+        by_queue: dict[tuple[str, str, int], list[StoredMessage]] = {}
+        for message in messages:
+            by_queue.setdefault((message.topic, message.broker_name, message.queue_id), []).append(message)
+        return [sorted(batch, key=lambda message: message.queue_offset) for batch in by_queue.values()]
+
+    async def _handle_batch(
+        self, handler: Handler, batch: list[StoredMessage], invisible_s: float, free: asyncio.Semaphore
+    ) -> None:
+        async with free:
+            kept = _Kept(self, batch, invisible_s)
+            renewal = asyncio.ensure_future(kept.renew())
+            try:
+                for at in range(len(batch)):
+                    if not await self._handle(handler, kept, at):
+                        return
+            finally:
+                renewal.cancel()
+                await asyncio.gather(renewal, return_exceptions=True)
+
+    async def _handle(self, handler: Handler, kept: "_Kept", at: int) -> bool:
+        """Call the handler with one message of a batch; return whether the messages behind it may follow."""
+        message = kept.messages[at]
+        try:
+            await _call(handler, message)
+        except Exception:
+            log.exception("handler failed group=%s message=%s", self.group, message.message_id)
+            delay_s = RETRY_DELAYS_S[min(message.reconsume_times, len(RETRY_DELAYS_S) - 1)]
+            kept.done = len(kept.messages)
+            for later in kept.messages[at:]:
+                await self._note("message not delayed", self.change_invisible_time(later, delay_s), later)
+            return False
+        kept.done = at + 1
+        await self._note("message not acknowledged", self.ack(kept.messages[at]), message)
+        return True
+
+    async def _note(self, failed: str, call: Awaitable[object], message: StoredMessage) -> None:
+        """Log a failed request: the message comes again when it becomes visible."""
+        try:
+            await call
+        except SkyrouteError as error:
+            log.warning("%s group=%s message=%s cause=%s", failed, self.group, message.message_id, error)
+
+
+class _Kept:
+    """Messages that are being handled, and the renewal of their invisible time."""
+
+    def __init__(self, consumer: SimpleConsumer, messages: list[StoredMessage], invisible_s: float) -> None:
+        self._consumer = consumer
+        self._invisible_s = invisible_s
+        self.messages = messages
+        """With their newest receipts."""
+        self.done = 0
+        """Number of messages that were handled."""
+
+    async def renew(self) -> None:
+        """Renew the invisible time at half of it, until cancelled."""
+        while True:
+            await asyncio.sleep(self._invisible_s / 2)
+            for at in range(self.done, len(self.messages)):
+                message = self.messages[at]
+                try:
+                    renewed = await self._consumer.change_invisible_time(message, self._invisible_s)
+                except SkyrouteError as error:
+                    log.warning("invisible time not renewed message=%s cause=%s", message.message_id, error)
+                else:
+                    self.messages[at] = renewed
+
+
+async def _call(handler: Handler, message: StoredMessage) -> Any:
+    if inspect.iscoroutinefunction(handler):
+        return await handler(message)
+    result = await asyncio.to_thread(handler, message)
+    return await result if inspect.isawaitable(result) else result

@@ -1,0 +1,379 @@
+"""Masters and slaves over loopback, in one process."""
+
+import asyncio
+import hashlib
+import os
+import random
+import socket
+from typing import Any
+
+import pytest
+
+from skyroute.broker.broker import Broker
+from skyroute.broker.replication import slave as slave_module
+from skyroute.broker.replication.master import SLAVES_MAX
+from skyroute.broker.replication.slave import HaSlave
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.clock import SystemClock
+from skyroute.wire.calls.replication import decode_replication_status
+from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.ha import TRANSFER_HEAD_BYTES, decode_transfer_head, encode_report
+from tests.network.broker.calls import found_bodies, heartbeat, pull, send
+from tests.network.broker.clusters import Cluster
+from tests.support.connections import AsyncConnection
+from tests.support.raw import Request
+from tests.support.waiting import eventually
+
+FILE_BYTES = 64 * 1024
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slaves connect again at once."""
+    monkeypatch.setattr(slave_module, "RETRY_S", 0.05)
+
+
+async def start_master(cluster: Cluster, **settings: Any) -> Broker:
+    return await cluster.start_live(commit_log_file_bytes=FILE_BYTES, **settings)
+
+
+async def start_slave(cluster: Cluster, number: int = 1, **settings: Any) -> Broker:
+    values: dict[str, Any] = {"broker_id": number, "broker_role": "SLAVE", "commit_log_file_bytes": FILE_BYTES}
+    folder = str(cluster.folder / f"slave-{number}")
+    return await cluster.start(clock=SystemClock(), store_path=folder, **(values | settings))
+
+
+def store_of(broker: Broker) -> MessageStore:
+    return broker.components.store
+
+
+def slave_of(broker: Broker) -> HaSlave:
+    assert broker.components.ha_slave is not None
+    return broker.components.ha_slave
+
+
+def checksum(store: MessageStore, start: int, end: int) -> str:
+    found, position = hashlib.sha256(), start
+    while position < end:
+        piece = store.log_range(position, end - position)
+        assert piece is not None, position
+        found.update(os.pread(piece[0], piece[2], piece[1]))
+        position += piece[2]
+    return found.hexdigest()
+
+
+async def caught_up(master: Broker, slave: Broker) -> None:
+    """Wait until the slave has the master's whole log, and compare both."""
+    theirs, ours = store_of(master), store_of(slave)
+    await eventually(
+        lambda: ours.max_position == ours.whole_end == theirs.max_position, f"slave has {theirs.max_position}"
+    )
+    start = max(theirs.min_position, ours.min_position)
+    assert checksum(theirs, start, theirs.max_position) == checksum(ours, start, ours.max_position)
+
+
+async def fill(line: AsyncConnection, messages: int, topic: str = "T", size: int = 1000) -> None:
+    for number in range(messages):
+        answer = await line.call(send(topic, b"%08d" % number * (size // 8), queue_id=number % 2))
+        assert answer.code == ResponseCode.SUCCESS, answer
+
+
+@pytest.fixture
+async def master(empty_cluster: Cluster) -> Broker:
+    broker = await start_master(empty_cluster)
+    await empty_cluster.add_topic("T", 2)
+    return broker
+
+
+# ------------------------------------------------------------------------------------------------------------ following
+
+
+@pytest.mark.parametrize("messages", [0, 10, 200])
+async def test_an_empty_slave_begins_with_the_masters_last_file(
+    empty_cluster: Cluster, master: Broker, messages: int
+) -> None:
+    line = await empty_cluster.line(address=master.address)
+    await fill(line, messages)
+    slave = await start_slave(empty_cluster)
+    await fill(line, 5)
+    await caught_up(master, slave)
+    end = store_of(master).max_position
+    assert store_of(slave).min_position in (end - end % FILE_BYTES, end - end % FILE_BYTES - FILE_BYTES)
+    for queue_id in (0, 1):
+        assert store_of(slave).max_offset("T", queue_id) == store_of(master).max_offset("T", queue_id)
+
+
+async def test_a_slave_follows_over_new_files_and_restarts(empty_cluster: Cluster, master: Broker) -> None:
+    line = await empty_cluster.line(address=master.address)
+    slave = await start_slave(empty_cluster)
+    await fill(line, 150)
+    await empty_cluster.stop(slave)
+    await fill(line, 150)
+    slave = await start_slave(empty_cluster)
+    await fill(line, 150)
+    await caught_up(master, slave)
+    await empty_cluster.kill(slave)
+    await fill(line, 10)
+    slave = await start_slave(empty_cluster)
+    await caught_up(master, slave)
+    assert store_of(slave).min_position == 0
+    assert store_of(slave).max_position > 6 * FILE_BYTES
+
+
+async def test_a_slave_follows_a_master_that_was_restarted(empty_cluster: Cluster, master: Broker) -> None:
+    slave = await start_slave(empty_cluster)
+    await fill(await empty_cluster.line(address=master.address), 20)
+    await caught_up(master, slave)
+    await empty_cluster.stop(master)
+    master = await start_master(empty_cluster)
+    await fill(await empty_cluster.line(address=master.address), 20)
+    await caught_up(master, slave)
+
+
+async def test_a_slave_of_two_keeps_up_with_the_other(empty_cluster: Cluster, master: Broker) -> None:
+    slaves = [await start_slave(empty_cluster, number) for number in (1, 2)]
+    await fill(await empty_cluster.line(address=master.address), 50)
+    for slave in slaves:
+        await caught_up(master, slave)
+    assert master.components.ha_master.in_sync == 3
+
+
+async def test_a_slave_that_is_ahead_refuses_and_keeps_its_log(empty_cluster: Cluster, master: Broker) -> None:
+    slave = await start_slave(empty_cluster)
+    await fill(await empty_cluster.line(address=master.address), 30)
+    await caught_up(master, slave)
+    await empty_cluster.stop(master)
+    end, before = store_of(slave).max_position, checksum(store_of(slave), 0, store_of(slave).max_position)
+    master = await start_master(empty_cluster, store_path=str(empty_cluster.folder / "other"))
+    await empty_cluster.add_topic("T", 2)
+    await fill(await empty_cluster.line(address=master.address), 5)
+    await eventually(lambda: "behind the master's" in (slave_of(slave).refusal or ""))
+    await fill(await empty_cluster.line(address=master.address), 60)
+    await eventually(lambda: "another history" in (slave_of(slave).refusal or ""))
+    assert store_of(slave).max_position == end
+    assert checksum(store_of(slave), 0, end) == before
+
+
+async def test_a_slave_with_files_of_another_size_refuses(empty_cluster: Cluster, master: Broker) -> None:
+    slave = await start_slave(empty_cluster, commit_log_file_bytes=2 * FILE_BYTES)
+    await eventually(lambda: "set the same value" in (slave_of(slave).refusal or ""))
+    assert store_of(slave).max_position == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- metadata
+
+
+async def test_topics_groups_and_offsets_reach_the_slave(empty_cluster: Cluster, master: Broker) -> None:
+    slave = await start_slave(empty_cluster)
+    line = await empty_cluster.line(address=master.address)
+    await line.call(send("Fresh", b"x"))  # creates the topic
+    await line.call(heartbeat("g", "Fresh"))
+    await line.call(pull("Fresh", flag=4))
+    update = {"consumerGroup": "g", "topic": "Fresh", "queueId": "0", "commitOffset": "1"}
+    assert (await line.call(Request(RequestCode.UPDATE_CONSUMER_OFFSET, update))).code == 0
+    here = slave.components
+    await eventually(lambda: here.topics.get("Fresh") == master.components.topics.get("Fresh"))
+    await eventually(lambda: here.groups.get("g") is not None)
+    await eventually(lambda: here.offsets.get("g", "Fresh", 0) == 1)
+    assert here.topics.version == master.components.topics.version
+
+
+# -------------------------------------------------------------------------------------------------------------- serving
+
+
+async def test_a_slave_refuses_sends_and_pulls_unless_reads_are_enabled(empty_cluster: Cluster, master: Broker) -> None:
+    slave = await start_slave(empty_cluster)
+    line = await empty_cluster.line(address=slave.address)
+    for request in (send(), pull()):
+        assert (await line.call(request)).code == ResponseCode.SYSTEM_BUSY
+    assert store_of(slave).max_position == 0
+
+
+async def test_a_slave_with_reads_serves_messages_and_sends_consumers_back_to_the_master(
+    empty_cluster: Cluster, master: Broker
+) -> None:
+    slave = await start_slave(empty_cluster, slave_read_enabled=True)
+    await fill(await empty_cluster.line(address=master.address), 4)
+    await caught_up(master, slave)
+    await eventually(lambda: slave.components.topics.get("T") is not None)
+    line = await empty_cluster.line(address=slave.address)
+    answer = await line.call(pull("T", 0, flag=5, commit=1))
+    assert len(found_bodies(answer)) == 2
+    assert answer.fields["suggestWhichBrokerId"] == "0"
+    assert slave.components.offsets.get("g", "T", 0) is None
+    answer = await line.call(pull("T", 2, flag=6))
+    assert (answer.code, answer.fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "2")
+    answer = await line.call(pull("T", 9_000, flag=6))
+    assert (answer.code, answer.fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "9000")
+    await empty_cluster.stop(master)
+    await eventually(lambda: not slave_of(slave).is_connected)
+    answer = await line.call(pull("T", 2, flag=6, suspend_ms=10))
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+
+
+async def test_the_status_says_who_follows_and_how_far(empty_cluster: Cluster, master: Broker) -> None:
+    slave = await start_slave(empty_cluster)
+    await fill(await empty_cluster.line(address=master.address), 4)
+    await caught_up(master, slave)
+    await eventually(lambda: master.components.ha_master.reached(1) == store_of(master).max_position)
+    query = Request(RequestCode.GET_BROKER_HA_STATUS, {})
+    status = decode_replication_status((await (await empty_cluster.line(address=master.address)).call(query)).body)
+    assert (status.master, status.in_sync_slaves, status.slaves[0].diff) == (True, 1, 0)
+    status = decode_replication_status((await (await empty_cluster.line(address=slave.address)).call(query)).body)
+    assert not status.master
+    assert status.follower.activated
+    assert status.follower.max_offset == store_of(slave).max_position
+
+
+# ---------------------------------------------------------------------------------------------------------- SYNC_MASTER
+
+
+async def test_a_synchronous_master_waits_for_its_slave(empty_cluster: Cluster) -> None:
+    master = await start_master(empty_cluster, broker_role="SYNC_MASTER", in_sync_replicas=2, slave_timeout_s=0.2)
+    await empty_cluster.add_topic("T", 2)
+    line = await empty_cluster.line(address=master.address)
+    answer = await line.call(send())
+    assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+    assert answer.fields["queueOffset"] == "0"
+    assert (await line.call(send(properties="WAIT\x01false\x02"))).code == ResponseCode.SUCCESS
+    slave = await start_slave(empty_cluster)
+    await eventually(lambda: master.components.ha_master.reached(1) == store_of(master).max_position)
+    for _ in range(20):
+        assert (await line.call(send())).code == ResponseCode.SUCCESS
+        assert store_of(slave).max_position == store_of(master).max_position
+    await empty_cluster.kill(slave)
+    assert (await line.call(send())).code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+
+
+async def test_sends_are_refused_while_too_few_are_in_sync(empty_cluster: Cluster) -> None:
+    master = await start_master(empty_cluster, broker_role="SYNC_MASTER", in_sync_replicas=2, min_in_sync_replicas=2)
+    await empty_cluster.add_topic("T", 2)
+    line = await empty_cluster.line(address=master.address)
+    answer = await line.call(send())
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "in-sync replicas not enough" in str(answer.remark)
+    assert store_of(master).max_position == 0
+    await start_slave(empty_cluster)
+    await eventually(lambda: master.components.ha_master.in_sync == 2)
+    assert (await line.call(send())).code == ResponseCode.SUCCESS
+
+
+async def test_fewer_replicas_are_enough_if_the_settings_say_so(empty_cluster: Cluster) -> None:
+    master = await start_master(
+        empty_cluster, broker_role="SYNC_MASTER", in_sync_replicas=3, auto_in_sync_replicas=True
+    )
+    await empty_cluster.add_topic("T", 2)
+    line = await empty_cluster.line(address=master.address)
+    assert (await line.call(send())).code == ResponseCode.SUCCESS
+    slave = await start_slave(empty_cluster)
+    await eventually(lambda: master.components.ha_master.in_sync == 2)
+    assert (await line.call(send())).code == ResponseCode.SUCCESS
+    assert store_of(slave).max_position == store_of(master).max_position
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+def connect_raw(master: Broker) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", master.components.ha_master.port), timeout=5)
+
+
+async def closed_by_peer(sock: socket.socket) -> bool:
+    def read() -> bool:
+        try:
+            while sock.recv(1 << 16):
+                pass
+        except ConnectionResetError:
+            pass
+        return True
+
+    return await asyncio.to_thread(read)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [encode_report(1 << 62), encode_report(-5), random.Random(3).randbytes(64)],
+    ids=["far", "negative", "random"],
+)
+async def test_an_absurd_report_closes_the_connection(master: Broker, report: bytes) -> None:
+    with connect_raw(master) as sock:
+        sock.sendall(report)
+        assert await closed_by_peer(sock)
+
+
+async def test_an_acknowledgement_of_bytes_that_were_not_sent_closes_the_connection(
+    empty_cluster: Cluster, master: Broker
+) -> None:
+    await fill(await empty_cluster.line(address=master.address), 3)
+    with connect_raw(master) as sock:
+        sock.sendall(encode_report(0))
+        await asyncio.to_thread(sock.recv, TRANSFER_HEAD_BYTES)
+        sock.sendall(encode_report(store_of(master).max_position + 1))
+        assert await closed_by_peer(sock)
+
+
+async def test_too_many_connections_are_closed_and_senders_do_not_notice(
+    empty_cluster: Cluster, master: Broker
+) -> None:
+    socks = [await asyncio.to_thread(connect_raw, master) for _ in range(SLAVES_MAX + 20)]
+    try:
+        await fill(await empty_cluster.line(address=master.address), 3)
+        assert await closed_by_peer(socks[-1])
+    finally:
+        for sock in socks:
+            sock.close()
+    await eventually(lambda: not master.components.ha_master.slaves())
+    await caught_up(master, await start_slave(empty_cluster))
+
+
+async def test_a_peer_that_stops_reading_is_closed_and_costs_no_memory(empty_cluster: Cluster) -> None:
+    master = await start_master(empty_cluster, ha_silence_s=0.5)
+    await empty_cluster.add_topic("T", 2)
+    line = await empty_cluster.line(address=master.address)
+    with connect_raw(master) as sock:
+        sock.sendall(encode_report(0))
+        await eventually(lambda: len(master.components.ha_master.slaves()) == 1)
+        await fill(line, 100, size=32_000)
+        await eventually(lambda: not master.components.ha_master.slaves())
+
+
+async def test_transfers_stay_within_a_file_and_within_the_limit(empty_cluster: Cluster, master: Broker) -> None:
+    master.config.ha_transfer_bytes = 10_000
+    await fill(await empty_cluster.line(address=master.address), 120)
+    end = store_of(master).max_position
+
+    def follow() -> list[tuple[int, int]]:
+        frames = []
+        with connect_raw(master) as sock, sock.makefile("rb") as stream:
+            sock.sendall(encode_report(1))
+            at = 1
+            while at < end:
+                position, size = decode_transfer_head(stream.read(TRANSFER_HEAD_BYTES))
+                assert position == at
+                at += len(stream.read(size))
+                frames.append((position, size))
+        return frames
+
+    for position, size in await asyncio.to_thread(follow):
+        assert size <= 10_000
+        assert position // FILE_BYTES == (position + size - 1) // FILE_BYTES
+
+
+async def test_flow_control_limits_the_bytes_of_a_second(empty_cluster: Cluster, master: Broker) -> None:
+    master.config.ha_flow_control, master.config.ha_bytes_per_s = True, 40_000
+    await fill(await empty_cluster.line(address=master.address), 45)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    await caught_up(master, await start_slave(empty_cluster))
+    assert loop.time() - started > 0.9
+
+
+async def test_a_heartbeat_has_the_next_position(empty_cluster: Cluster) -> None:
+    master = await start_master(empty_cluster, ha_heartbeat_s=0.2)
+
+    def follow() -> tuple[int, int]:
+        with connect_raw(master) as sock:
+            sock.sendall(encode_report(0))
+            return decode_transfer_head(sock.recv(100))
+
+    assert await asyncio.to_thread(follow) == (0, 0)
