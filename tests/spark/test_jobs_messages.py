@@ -31,7 +31,9 @@ def at(seconds: float) -> datetime:
 
 def test_gaps_are_ranges_of_missing_offsets_in_each_queue(spark: SparkSession) -> None:
     offsets = {("Orders", "a", 0): [5, 6, 9, 10, 20], ("Orders", "b", 0): [0, 1, 2], ("Payments", "a", 1): [7, 9]}
-    rows = [(*queue, offset, at(offset), None, {}, "") for queue, found in offsets.items() for offset in found]
+    rows: list[Any] = [
+        (*queue, offset, at(offset), None, {}, "") for queue, found in offsets.items() for offset in found
+    ]
     found = gaps(spark.createDataFrame(rows, MESSAGES)).orderBy("topic", "first_missing").collect()
     assert [tuple(row)[:6] for row in found] == [
         ("Orders", "a", 0, 7, 8, 2),
@@ -113,7 +115,7 @@ def test_latency_is_split_into_store_wait_and_handler(spark: SparkSession) -> No
 
 def test_retention_is_the_disk_divided_by_the_rate_of_the_broker(spark: SparkSession) -> None:
     schema = "topic string, broker_name string, store_timestamp timestamp, properties map<string,string>, body binary"
-    rows = [("Orders", "a", at(86_400 * day), {"KEYS": "k"}, b"x" * 100) for day in (0, 2)]
+    rows: list[Any] = [("Orders", "a", at(86_400 * day), {"KEYS": "k"}, b"x" * 100) for day in (0, 2)]
     rows += [("Logs", "a", at(86_400), None, b"y" * 50), ("Logs", "b", at(0), {}, b"z")]
     found = {
         (row.broker_name, row.topic): row for row in retention(spark.createDataFrame(rows, schema), 10_000).collect()
