@@ -23,15 +23,18 @@ MUTATION_READY := $(MUTATION)/.ready
 SPARK_TESTS ?= tests/spark
 DAMAGE_CASES ?= 1000000
 SIMULATE_S ?= 300
+SOAK_S ?= 1800
+# Figures of `make test-reliability`; without any, all but the soak.
+FIGURES ?=
 # Seconds for each target of `make fuzz`; TARGET=... runs one of tests/fuzz/targets.
 FUZZ_SECONDS ?= 60
 TARGET ?=
 # The first commit with all servers, and the oldest version that must open today's files.
 FIRST ?= b1dfccc
-TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/packaging tests/fuzz tests/upgrade)
+TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/reliability tests/packaging tests/fuzz tests/upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller
+.PHONY: help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,6 +108,12 @@ simulate: $(READY) ## simulate clusters with faults for SIMULATE_S seconds; SEED
 
 simulate-bugs: $(READY) ## plant a bug for each invariant of the simulation, and check that it is found
 	$(BIN)/python -m tests.simulation --planted
+
+test-reliability: $(READY) ## measure the figures of docs/reliability.md on real processes, 45 minutes; FIGURES=... for some; needs java and mvn
+	$(BIN)/python -m tests.reliability $(FIGURES)
+
+soak: $(READY) ## load, faults and restarts for SOAK_S seconds; memory, files, tasks and threads must stay flat
+	$(BIN)/python -m tests.reliability soak --seconds $(SOAK_S)
 
 test-floors: $(FLOORS_READY) ## run the unit tests with the lowest allowed versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline

@@ -56,7 +56,9 @@ LONG_LOG: Final = 5_000_000
 SMALL_BODY: Final = 100
 """Bytes of a body in the row of restarts: what counts there is how many records there are."""
 START_TIMEOUT_S: Final = 180.0
-CREATE_TOPIC, MAX_OFFSET, BROKERS = 17, 30, 106
+CREATE_TOPIC, RUNTIME_INFO, MAX_OFFSET, BROKERS = 17, 28, 30, 106
+POP_BACKLOG: Final = 200_000
+POP_CONNECTIONS: Final = 16
 
 # Apache's own size of a commit-log file, for both: with the tests' small ones, making files is much of the work.
 CONFIG: Final = {"mappedFileSizeCommitLog": str(1 << 30)}
@@ -100,6 +102,21 @@ class Broker:
         with RawConnection(f"127.0.0.1:{self.port}") as line:
             replies = [line.call(MAX_OFFSET, {"topic": topic, "queueId": str(number)}) for number in range(QUEUES)]
         return sum(int(reply.fields["offset"]) for reply in replies)
+
+    def log_bytes(self) -> int:
+        """The end of its log, as it says."""
+        with RawConnection(f"127.0.0.1:{self.port}") as line:
+            return int(json.loads(line.call(RUNTIME_INFO).body)["table"]["commitLogMaxOffset"])
+
+    def pop(self, name: str, topic: str, seconds: float) -> dict[str, float]:
+        """Pop and acknowledge messages of a topic."""
+        program = str(ROOT / "benchmarks" / "load" / "pop_load.py")
+        command = [sys.executable, program, str(self.port), name, topic, str(POP_CONNECTIONS), str(seconds)]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        if said.returncode:
+            raise LoadError(said.stderr[-2000:])
+        done: dict[str, float] = json.loads(said.stdout)
+        return done
 
     def fill(self, topic: str, count: int, body_bytes: int) -> Messages:
         """Send `count` messages in batches."""
@@ -291,6 +308,37 @@ def measure_pulls(bench: Bench, brokers: Pair) -> None:
         )
 
 
+# -------------------------------------------------------------------------------------------------------- row 8: POP
+
+
+def measure_pops(bench: Bench, brokers: Pair) -> None:
+    """How fast are messages popped and acknowledged, 32 at a time, and what does it add to the log?"""
+    rounds = itertools.count(1)
+
+    def measure(side: Side) -> Taken:
+        topic = f"Pops-{next(rounds)}"
+        with awake(brokers, side) as broker:
+            broker.fill(topic, POP_BACKLOG, BODY)
+            before = broker.log_bytes()
+            with Bystanders(each.pid for each in brokers.values()) as bystanders:
+                done = broker.pop(side, topic, bench.seconds)
+            written = broker.log_bytes() - before
+        per_s, p99_ms = done["messages"] / done["seconds"], done["p99_us"] / 1000
+        bytes_each = written / max(done["messages"], 1)
+        words = f"{per_s:,.0f} a second, p99 {p99_ms:.2f} ms, {bytes_each:.0f} bytes of log each"
+        return Taken((per_s, p99_ms, bytes_each), words, bystanders.share)
+
+    bench.compare(
+        "8",
+        measure,
+        Quantity(
+            "messages popped and acknowledged, 32 at a time, 16 x 1", "a second", (Target("ratio at least", 1.0),)
+        ),
+        Quantity("  99th percentile of a pop", "ms", (Target("ratio at most", 1.0),)),
+        Quantity("  bytes of log per popped message", "bytes", (Target("ratio at most", 0.5),)),
+    )
+
+
 # ---------------------------------------------------------------------------------------------------- row 4: latency
 
 
@@ -414,7 +462,7 @@ def measure_restarts(bench: Bench, servers: Mapping[Side, NameServerProcess]) ->
 # -------------------------------------------------------------------------------------------------------------- main
 
 
-ROWS: Final = ("1a", "1b", "1c", "2", "3a", "3b", "4", "5", "6", "7")
+ROWS: Final = ("1a", "1b", "1c", "2", "3a", "3b", "4", "5", "6", "7", "8")
 
 
 def _run(bench: Bench) -> None:
@@ -423,7 +471,7 @@ def _run(bench: Bench) -> None:
     with name_servers(bench) as servers:
         if bench.wants("6"):
             measure_starts(bench, servers)
-        if bench.wants("1a", "1b", "1c", "2", "3a", "3b", "4"):
+        if bench.wants("1a", "1b", "1c", "2", "3a", "3b", "4", "8"):
             with pair(bench, servers) as brokers:
                 warm_up(bench, brokers, "Sends")
                 for senders in SENDERS:
@@ -435,6 +483,8 @@ def _run(bench: Bench) -> None:
                     measure_latency(bench, brokers)
                 if bench.wants("3a", "3b"):
                     measure_pulls(bench, brokers)
+                if bench.wants("8"):
+                    measure_pops(bench, brokers)
         if bench.wants("5"):
             with pair(bench, servers, SYNC) as brokers:
                 warm_up(bench, brokers, "Safe")

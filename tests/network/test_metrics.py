@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
+import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -318,6 +320,33 @@ async def test_an_incomplete_request_times_out(tmp_path: Path, monkeypatch: pyte
     async with watched(tmp_path) as (_, pages):
         assert await exchange(pages, b"GET /livez HTTP/1.1\r\n") == b""
         assert await page(pages, "/livez") == (200, "alive\n")
+
+
+async def test_a_client_that_does_not_wait_for_its_response_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched(tmp_path) as (here, pages):
+        served = here.server._pages
+        assert served is not None
+        asked = asyncio.Event()
+
+        async def late() -> bytes:
+            (transport,) = served._transports.values()
+            asked.set()
+            await eventually(transport.is_closing)
+            for _ in range(10):  # until uvloop has closed its handle
+                await asyncio.sleep(0)
+            return b"x"
+
+        served._metrics = late
+        _, writer = await asyncio.open_connection(*split_address(pages))
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await asked.wait()
+        reset_at_close = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_at_close)
+        writer.transport.abort()
+        await eventually(lambda: not served._transports)
+    assert "Unhandled" not in caplog.text
 
 
 async def test_a_response_that_is_not_read_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import pull, send
-from tests.support.apache import ApacheBroker, ApacheNameServer, NameServerProcess
+from tests.support.apache import APACHE_4, ApacheBroker, ApacheNameServer, NameServerProcess
 from tests.support.our_broker import SkyrouteBroker
 from tests.support.raw import RawConnection, Request
 from tests.support.waiting import wait_until
@@ -30,11 +30,15 @@ SETTINGS = {
     "maxIndexNum": "4000",
     "slaveReadEnable": "true",
 }
-PAIRS = {
+Apache4Broker = partial(ApacheBroker, version=APACHE_4)
+PAIRS: dict[str, tuple[Callable[..., ApacheBroker], Callable[..., ApacheBroker]]] = {
     "apache-of-ours": (SkyrouteBroker, ApacheBroker),
     "ours-of-apache": (ApacheBroker, SkyrouteBroker),
     "ours-of-ours": (SkyrouteBroker, SkyrouteBroker),
+    "apache4-of-ours": (SkyrouteBroker, Apache4Broker),
+    "ours-of-apache4": (Apache4Broker, SkyrouteBroker),
 }
+NEWEST = ("apache-of-ours", "ours-of-apache", "ours-of-ours")
 CAUGHT_UP_S = 60.0
 """Apache's slave reports first after five seconds, and waits five seconds before each new connection."""
 START_S = 240.0
@@ -59,8 +63,8 @@ class Pair:
         name = f"pair{next(self._numbers)}"
         of_master, of_slave = PAIRS[kinds]
         config = SETTINGS | settings
-        self.master: ApacheBroker = of_master(name, folder / "master", [names.address], config=config)
-        self.slave: ApacheBroker = of_slave(name, folder / "slave", [names.address], broker_id=1, config=config)
+        self.master = of_master(name, folder / "master", [names.address], config=config)
+        self.slave = of_slave(name, folder / "slave", [names.address], broker_id=1, config=config)
         for broker in (self.master, self.slave):
             broker._start_timeout_s = START_S
         stack.callback(self.master.kill)
@@ -123,12 +127,14 @@ class Pair:
         return found.hexdigest()
 
 
-@pytest.fixture(params=list(PAIRS))
+@pytest.fixture(params=NEWEST)
 def kinds(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize("files", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("kinds", "files"), [*itertools.product(NEWEST, (0, 1, 3)), ("apache4-of-ours", 1), ("ours-of-apache4", 1)]
+)
 def test_an_empty_slave_copies_the_log_from_the_last_file_on(
     kinds: str, files: int, names: NameServerProcess, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ PRINTED = {
     "ordered.py": r"(order-\d placed→paid→brewed→served\n){4}",
     "request_reply.py": r"42, if you asked for everything\n",
     "pull.py": r"read 100 messages\n",
+    "receive.py": r"received 20 messages\n",
     "script.py": r"(sent OK\n){3}read\nline 0\nline 1\nline 2\n",
     "transaction.py": r"ten COMMIT\ntoo much ROLLBACK\n",
 }

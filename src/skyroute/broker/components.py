@@ -91,6 +91,10 @@ _NOT_ON_SLAVES: Final = (
     RequestCode.END_TRANSACTION,
     RequestCode.RESUME_CHECK_HALF_MESSAGE,
     RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.POP_MESSAGE,
+    RequestCode.ACK_MESSAGE,
+    RequestCode.BATCH_ACK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
 )
 """Requests that write messages."""
 
@@ -251,7 +255,8 @@ class Components:
             self.store, self.config, self.clock, tls=tls, signer=signer, on_arrived=self._on_arrived
         )
         self.metadata_sync = MetadataSync(
-            *(self.topics, self.groups, self.offsets, self.request_modes, self.delays, self.timers, self.clock),
+            *(self.topics, self.groups, self.offsets, self.request_modes, self.queue_mappings),
+            *(self.delays, self.timers, self.clock),
             announce=self.registrar.announce,
             master_address=lambda: slave.master_address,
             tls=tls,

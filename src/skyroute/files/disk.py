@@ -9,16 +9,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from skyroute.files.errors import DiskFullError, FileWriteError
+from skyroute.files.errors import DiskFullError, FileWriteError, NoDescriptorError
 
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def write_error(error: OSError, file: Path | int) -> FileWriteError:
     """Return the exception for a system error, with the path of the file or descriptor."""
-    kind = DiskFullError if error.errno in _DISK_FULL else FileWriteError
+    kind = FileWriteError
+    if error.errno in _DISK_FULL:
+        kind = DiskFullError
+    elif error.errno in _NO_DESCRIPTOR:
+        kind = NoDescriptorError
     path = _path_of(file) if isinstance(file, int) else file
     return kind(f"cannot write {path}: {error.strerror}")
 
@@ -31,7 +36,7 @@ def _path_of(descriptor: int) -> str:
 
 
 class Disk:
-    """The file system of this machine. Every method but `sync_folder` raises FileWriteError if it fails."""
+    """The file system of this machine. Every method raises FileWriteError if it fails."""
 
     def open(self, path: Path, size: int) -> int:
         """Open a file for reading and writing; create it and its folders if missing, extend it if shorter.
@@ -113,13 +118,21 @@ class Disk:
             os.close(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
-        """Wait until the names in a folder are on disk. Ignores errors: some file systems do not support it."""
-        with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
+        """Wait until the names in a folder are on disk.
+
+        Ignores all errors but NoDescriptorError: some file systems do not support it.
+        """
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                raise write_error(error, folder) from error
+            return
+        try:
+            with suppress(OSError):
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        finally:
+            os.close(descriptor)
 
     def make_folder(self, folder: Path) -> None:
         """Create a folder and its parents, if missing."""

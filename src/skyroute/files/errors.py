@@ -17,6 +17,10 @@ class DiskFullError(FileWriteError):
     """The disk has no space left."""
 
 
+class NoDescriptorError(FileWriteError):
+    """No file descriptor is free. Nothing was written or synced, so the call can be repeated."""
+
+
 class FileReadError(StorageError):
     """A file cannot be read: disk error, or too many open files."""
 

@@ -98,7 +98,10 @@ class Pages:
                 async with asyncio.timeout(EXCHANGE_S):
                     request = await reader.readuntil(b"\r\n\r\n")
                     self._idle.pop(task, None)
-                    writer.write(await self._respond(request))
+                    response = await self._respond(request)
+                    if writer.transport.is_closing():
+                        return  # the client did not wait; uvloop refuses a write
+                    writer.write(response)
                     writer.close()
                     await writer.wait_closed()
         finally:

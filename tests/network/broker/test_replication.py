@@ -15,6 +15,7 @@ from skyroute.broker.replication.master import SLAVES_MAX
 from skyroute.broker.replication.slave import HaSlave
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.clock import SystemClock
+from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.replication import decode_replication_status
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.ha import TRANSFER_HEAD_BYTES, decode_transfer_head, encode_report
@@ -184,7 +185,7 @@ async def test_topics_groups_and_offsets_reach_the_slave(empty_cluster: Cluster,
 async def test_a_slave_refuses_sends_and_pulls_unless_reads_are_enabled(empty_cluster: Cluster, master: Broker) -> None:
     slave = await start_slave(empty_cluster)
     line = await empty_cluster.line(address=slave.address)
-    for request in (send(), pull()):
+    for request in (send(), pull(), Request(RequestCode.POP_MESSAGE, {}), Request(RequestCode.END_TRANSACTION, {})):
         assert (await line.call(request)).code == ResponseCode.SYSTEM_BUSY
     assert store_of(slave).max_position == 0
 
@@ -377,3 +378,32 @@ async def test_a_heartbeat_has_the_next_position(empty_cluster: Cluster) -> None
             return decode_transfer_head(sock.recv(100))
 
     assert await asyncio.to_thread(follow) == (0, 0)
+
+
+# --------------------------------------------------------------------------------------------------- master is away
+
+
+async def test_our_consumer_reads_from_the_slave_while_the_master_is_away(
+    empty_cluster: Cluster, master: Broker
+) -> None:
+    slave = await start_slave(empty_cluster, slave_read_enabled=True)
+    await fill(await empty_cluster.line(address=master.address), 20, size=80)
+    await caught_up(master, slave)
+    await eventually(lambda: slave.components.topics.get("T") is not None)
+    await empty_cluster.stop(master)
+    seen: list[tuple[int, int]] = []
+
+    async def note(message: StoredMessage) -> None:
+        seen.append((message.queue_id, message.queue_offset))
+
+    consumer = empty_cluster.consumer()
+    consumer.subscribe("T", handler=note)
+    async with consumer:
+        await eventually(lambda: len(set(seen)) == 20, "20 messages from the slave")
+        master = await start_master(empty_cluster)
+        await fill(await empty_cluster.line(address=master.address), 10, size=80)
+        await eventually(lambda: len(set(seen)) == 30, "10 messages of the returned master")
+    for queue_id in (0, 1):
+        offsets = [offset for queue, offset in dict.fromkeys(seen) if queue == queue_id]
+        assert offsets == list(range(15))
+    assert {master.components.offsets.get("g", "T", queue_id) for queue_id in (0, 1)} == {15}

@@ -11,6 +11,7 @@ import pytest
 from skyroute import Message, Producer, PullConsumer, QueueRef, StoredMessage, TransactionOutcome
 from skyroute.broker.broker import Broker
 from skyroute.broker.tables import queue_mappings
+from skyroute.clock import SystemClock
 from skyroute.wire.calls.static_topics import MAPPING_BYTES_MAX
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import COMMIT, SUBSCRIPTION, SUSPEND, found_bodies, place, pull, send
@@ -378,3 +379,23 @@ async def test_a_pull_consumer_reads_both_parts_of_a_moved_queue(pair: Pair) -> 
         while len(found) < 3:
             found += [message.body for message in await consumer.poll(5.0)]
     assert found == [b"0", b"1", b"2"]
+
+
+async def test_a_slave_reads_logical_queues_as_its_master_does(empty_cluster: Cluster) -> None:
+    master = await empty_cluster.start("a", clock=SystemClock())
+    line = await empty_cluster.line(address=master.address)
+    assert (await put(line, mapping_of("a", {0: [("a", 1, 0)], 1: [("a", 0, 0)]}))).code == ResponseCode.SUCCESS
+    slave = await empty_cluster.start(
+        "a",
+        clock=SystemClock(),
+        store_path=str(empty_cluster.folder / "slave"),
+        broker_id=1,
+        broker_role="SLAVE",
+        slave_read_enabled=True,
+    )
+    await eventually(lambda: slave.components.queue_mappings.get("S") is not None)
+    await fill(line, "0", "1")
+    await eventually(lambda: slave.components.store.max_offset("S", 1) == 2)
+    answer = await (await empty_cluster.line(address=slave.address)).call(pull("S", 0, queue_id=0))
+    assert found_bodies(answer) == [b"0", b"1"]
+    assert (empty_cluster.folder / "slave" / "config" / "topicQueueMapping.json").exists()

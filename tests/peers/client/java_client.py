@@ -303,6 +303,7 @@ class PeerClients(PeerProcess):
         reconsume_times_max: int = -1,
         is_replying: bool = False,
         is_assigned: bool = False,
+        is_server_rebalance: bool = False,
     ) -> AsyncIterator[JavaConsumer]:
         """A started consumer of a topic, or of several with their expressions, stopped at the end of the block.
 
@@ -319,6 +320,7 @@ class PeerClients(PeerProcess):
             "reconsumeTimesMax": reconsume_times_max,
             "replies": is_replying,
             "assigned": is_assigned,
+            "serverRebalance": is_server_rebalance,
         }
         async with self._client(kind, place, group, options) as (name, client_id):
             yield JavaConsumer(self, name, client_id)

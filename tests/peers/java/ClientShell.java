@@ -276,6 +276,7 @@ public class ClientShell {
         connected(consumer, options);
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(options.getString("from")));
         consumer.setMessageModel(MessageModel.valueOf(options.getString("model")));
+        consumer.setClientRebalance(!options.getBooleanValue("serverRebalance"));
         consumer.setMaxReconsumeTimes(options.getIntValue("reconsumeTimesMax", -1));
         consumer.setSuspendCurrentQueueTimeMillis(100);
         for (Map.Entry<String, Object> subscription : options.getJSONObject("subscriptions").entrySet()) {

@@ -212,11 +212,26 @@ async def test_stop_fails_a_wait_whose_flush_has_not_begun(make: Make) -> None:
     assert room.outcomes_by_name == [("a", Flushed.FAILED)]
 
 
-async def test_a_flush_that_cannot_begin_fails_the_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flush_without_free_file_descriptors_opens_its_files_later(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = make(CountingDisk())
 
     def refuse(_descriptor: int) -> int:
         raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("os.dup", refuse)
+    room.wait("a")
+    await eventually(lambda: room.is_told("a"))
+    assert room.outcomes == [Flushed.DONE]
+    await room.flushing.stop()
+
+
+async def test_a_flush_that_cannot_begin_fails_the_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = make(CountingDisk())
+
+    def refuse(_descriptor: int) -> int:
+        raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("os.dup", refuse)
     room.wait("a")

@@ -126,6 +126,11 @@ class _SlaveLine:
         if self._planned is None and not self._waits_for_socket and self.position >= 0 and not self.closed:
             self._planned = self._loop.call_soon(self._send)
 
+    def send_now(self) -> None:
+        """Send new bytes, unless they are about to be sent."""
+        if self._planned is None and not self._waits_for_socket and self.position >= 0:
+            self._send()
+
     def _send(self) -> None:
         self._planned = None
         if self.closed:
@@ -329,12 +334,12 @@ class HaMaster:
     def appended(self) -> None:
         """Send new bytes at the end of this turn of the loop."""
         if self._wake is None:
-            self._wake = asyncio.get_running_loop().call_soon(self._plan_all)
+            self._wake = asyncio.get_running_loop().call_soon(self._send_all)
 
-    def _plan_all(self) -> None:
+    def _send_all(self) -> None:
         self._wake = None
-        for line in self._lines:
-            line.plan()
+        for line in list(self._lines):
+            line.send_now()
 
     def acknowledged(self) -> None:
         """Tell those who wait that a slave has reported."""

@@ -15,6 +15,7 @@ from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.tables.consumer_groups import Groups, read_groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets, read_offsets
+from skyroute.broker.tables.queue_mappings import QueueMappings, read_page_mappings
 from skyroute.broker.tables.request_modes import RequestModes, read_request_modes
 from skyroute.broker.tables.table_format import read_version
 from skyroute.broker.tables.topics import Announce, Topics, read_topics
@@ -39,6 +40,8 @@ COST_RATIO: Final = 20
 CALL_S: Final = 10.0
 _CHECK_POINT_BYTES: Final = 56
 PAGE: Final = 2_000
+MAPPINGS: Final = "topicQueueMappingDetailMap"
+"""The member of a page of topics with the mappings of static topics."""
 PAGES_MAX: Final = 100
 """Pages of one table; a table that changes all the time is fetched again later."""
 
@@ -52,6 +55,7 @@ class MetadataSync:
         groups: Groups,
         offsets: ConsumerOffsets,
         request_modes: RequestModes,
+        queue_mappings: QueueMappings,
         delays: DelayLevels,
         timers: Timers,
         clock: Clock,
@@ -65,6 +69,7 @@ class MetadataSync:
         self._groups = groups
         self._offsets = offsets
         self._request_modes = request_modes
+        self._queue_mappings = queue_mappings
         self._delays = delays
         self._timers = timers
         self._announce = announce
@@ -160,6 +165,9 @@ class MetadataSync:
         code = RequestCode.GET_ALL_TOPIC_CONFIG
         table = await self._fetch_changed(channel, code, "Topic", "topicConfigTable", self._topics.version)
         if table is not None:
+            # First the mappings: a logical queue of a static topic must not be read as a physical one.
+            self._queue_mappings.take_over(read_page_mappings(table.pop(MAPPINGS, {})))
+            await self._queue_mappings.table_file.save()
             changed = self._topics.replace_all(read_topics(table))
             log.info("topics taken over count=%d changed=%d", len(self._topics.all()), len(changed))
             await self._topics.table_file.save()
@@ -211,17 +219,19 @@ class MetadataSync:
             return None
         joined, found = first
         entries: dict[str, Any] = {}
+        mappings: dict[str, Any] = {}
         seen: DataVersion | None = None
         for _ in range(PAGES_MAX):
             joined, found = await self._page(channel, code, kind, len(entries), PAGE, seen)
             page_version = read_version(joined)
             page = joined.get(member) or {}
             if seen is not None and page_version != seen:
-                entries = {}  # the table has changed: the master begins with the first page
+                entries, mappings = {}, {}  # the table has changed: the master begins with the first page
             seen = page_version
             entries.update(page)
+            mappings.update(joined.get(MAPPINGS) or {})
             if found is None or len(entries) >= found or not page:
-                return {**joined, member: entries}
+                return {**joined, member: entries, **({MAPPINGS: mappings} if MAPPINGS in joined else {})}
         raise StoreDamagedError(f"the master's table of {kind.lower()}s changes all the time")
 
     async def _page(

@@ -219,16 +219,12 @@ class CommitLog:
         self.flushed = self.end if is_flushed else self.start
 
     def add_unflushed_to(self, flush: Flush) -> None:
-        """Add the segments that may not be on disk.
-
-        Raises:
-            FileWriteError: too many files are open.
-        """
+        """Add the segments that may not be on disk."""
         unflushed = [each for each in self._log.segments if each.stop > self.flushed and each.start <= self.end]
         for segment in unflushed[:-1]:
             flush.add_path(segment.path)
         for newest in unflushed[-1:]:
-            flush.add(newest.descriptor)
+            flush.add(newest.descriptor, newest.path)
             if newest is not self._synced_segment:
                 self._synced_segment = newest
                 flush.add_folder(self._log.folder)

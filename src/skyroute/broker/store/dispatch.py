@@ -251,11 +251,7 @@ class Dispatcher:
                 self._checkpoint.note_dispatched(at, size)
 
     def add_unflushed_to(self, flush: Flush) -> None:
-        """Add the files of queues, ledger and index that may not be on disk, and how far they have come.
-
-        Raises:
-            FileWriteError: too many files are open; nothing has changed.
-        """
+        """Add the files of queues, ledger and index that may not be on disk, and how far they have come."""
         index_files = self._index_writer.unflushed_files()
         for segment in self._unflushed:
             flush.add_path(segment.path)
@@ -263,12 +259,12 @@ class Dispatcher:
                 for folder in list(segment.path.parents)[:4]:  # the queue, the topic, all queues, the store
                     flush.add_folder(folder)
         for file in index_files:
-            flush.add(file.descriptor)
+            flush.add(file.descriptor, file.path)
             if file.is_new:
                 flush.add_folder(file.path.parent)
-        # From here on nothing can fail, and new writes are for the next flush.
+        # From here on new writes are for the next flush.
         if (ledger := self._ledger.begin_flush()) is not None:
-            flush.add(ledger)
+            flush.add(ledger, self._ledger.path)
             if self._ledger.is_new:
                 flush.add_folder(self._ledger.folder)
                 self._ledger.is_new = False

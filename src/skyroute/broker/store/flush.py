@@ -1,11 +1,19 @@
 """A flush: the files to sync, and the content of the checkpoint afterwards."""
 
 import os
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from skyroute.broker.store.files.checkpoint import OnDisk
 from skyroute.files.disk import Disk, write_error
+from skyroute.files.errors import NoDescriptorError
+
+DESCRIPTOR_PAUSE_S: Final = 0.05
+DESCRIPTOR_TRIES: Final = 1_200
+"""How often a flush looks for a free file descriptor: for a minute. Sends that wait for it time out earlier."""
 
 
 class Flush:
@@ -25,19 +33,23 @@ class Flush:
         self.index_ms = 0
         self.on_disk: OnDisk | None = None
 
-    def add(self, descriptor: int) -> None:
+    def add(self, descriptor: int, path: Path) -> None:
         """Add an open file.
 
         Raises:
-            FileWriteError: too many files are open.
+            FileWriteError: the descriptor is not open.
         """
         try:
             # A copy: the store may close its own descriptor while another thread waits for this one.
             copy = os.dup(descriptor)
         except OSError as error:
-            raise write_error(error, descriptor) from error
-        self._files.callback(os.close, copy)
-        self._descriptors.append(copy)
+            failure = write_error(error, descriptor)
+            if not isinstance(failure, NoDescriptorError):
+                raise failure from error
+            self._paths.append(path)  # `run` waits for a free descriptor
+        else:
+            self._files.callback(os.close, copy)
+            self._descriptors.append(copy)
 
     def add_path(self, path: Path) -> None:
         """Add a file by path: there may be more of these than can be open at once. It may be removed meanwhile."""
@@ -73,6 +85,16 @@ class Flush:
             for descriptor in self._descriptors:
                 self._disk.sync(descriptor)
             for path in self._paths:
-                self._disk.sync_path(path)
+                _retry(self._disk.sync_path, path)
             for folder in self._folders:
-                self._disk.sync_folder(folder)
+                _retry(self._disk.sync_folder, folder)
+
+
+def _retry(sync: Callable[[Path], None], path: Path) -> None:
+    """Repeat a call while no file descriptor is free: nothing has failed to reach the disk."""
+    for _ in range(DESCRIPTOR_TRIES):
+        try:
+            return sync(path)
+        except NoDescriptorError:
+            time.sleep(DESCRIPTOR_PAUSE_S)
+    return sync(path)

@@ -33,6 +33,16 @@ def read_mappings(raw: object) -> tuple[dict[str, QueueMapping], DataVersion | N
     return read_member(stored, _TABLE, dict[str, QueueMapping]), read_version(stored)
 
 
+def read_page_mappings(raw: object) -> dict[str, QueueMapping]:
+    """Parse the mappings in a master's table of topics.
+
+    Raises:
+        StoreDamagedError: they are not mappings.
+    """
+    mappings: dict[str, QueueMapping] = read_as(raw or {}, dict[str, QueueMapping], "the master's static topics")
+    return mappings
+
+
 class QueueMappings:
     """The mappings by topic. A caller that changes one saves `table_file` and announces the topic."""
 
@@ -92,6 +102,22 @@ class QueueMappings:
             raise _refuse(f"static topics would have {items} items (expected at most {ITEMS_MAX})")
         self._items = items
         self._table[mapping.topic] = mapping
+        self._changed()
+
+    def take_over(self, mappings: Mapping[str, QueueMapping]) -> None:
+        """Replace all mappings by those of the master.
+
+        Raises:
+            StoreDamagedError: they have more than `ITEMS_MAX` items.
+        """
+        if mappings == self._table:
+            return
+        items = sum(map(_count, mappings.values()))
+        if items > ITEMS_MAX:
+            raise StoreDamagedError(f"the master's static topics have {items} items (expected at most {ITEMS_MAX})")
+        self._table.clear()
+        self._table.update(mappings)
+        self._items = items
         self._changed()
 
     def delete(self, topic: str) -> bool:

@@ -365,7 +365,7 @@ class SimpleConsumer:
         try:
             await _call(handler, message)
         except Exception:
-            log.exception("handler failed group=%s message=%s", self.group, message.message_id)
+            log.warning("handler failed group=%s message=%s", self.group, message.message_id, exc_info=True)
             delay_s = RETRY_DELAYS_S[min(message.reconsume_times, len(RETRY_DELAYS_S) - 1)]
             kept.done = len(kept.messages)
             for later in kept.messages[at:]:

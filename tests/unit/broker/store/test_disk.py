@@ -2,7 +2,9 @@
 
 import os
 import resource
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from skyroute.broker.store.files.segment import OPEN_MAX, OPEN_MIN, OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.flush import Flush
 from skyroute.files.disk import Disk
-from skyroute.files.errors import FileReadError, FileWriteError
+from skyroute.files.errors import FileReadError, FileWriteError, NoDescriptorError
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,52 @@ def test_the_error_of_a_closed_descriptor_has_its_number(tmp_path: Path) -> None
     descriptor = os.open(tmp_path, os.O_RDONLY)
     os.close(descriptor)
     with pytest.raises(FileWriteError, match=rf"cannot write a file \(descriptor {descriptor}\): Bad file descriptor"):
-        Flush(Disk(), 0, 0).add(descriptor)
+        Flush(Disk(), 0, 0).add(descriptor, tmp_path)
+
+
+@contextmanager
+def no_free_descriptor() -> Iterator[Callable[[], None]]:
+    """Leave this process no free descriptor; yields a function that ends it earlier."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def end() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    newest = os.open("/dev/null", os.O_RDONLY)  # the smallest free number
+    os.close(newest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (newest, limits[1]))
+    try:
+        yield end
+    finally:
+        end()
+
+
+def test_a_flush_without_free_descriptors_waits_for_one(tmp_path: Path) -> None:
+    synced: list[str] = []
+
+    class Watched(Disk):
+        def sync_path(self, path: Path) -> None:
+            super().sync_path(path)
+            synced.append(path.name)
+
+        def sync_folder(self, folder: Path) -> None:
+            super().sync_folder(folder)
+            synced.append(folder.name)
+
+    disk, path = Watched(), tmp_path / "file"
+    descriptor = disk.open(path, 10)
+    flush = Flush(disk, 0, 0)
+    with no_free_descriptor() as end:
+        with pytest.raises(NoDescriptorError, match=f"cannot write {tmp_path}: Too many open files"):
+            disk.sync_folder(tmp_path)
+        flush.add(descriptor, path)
+        flush.add_folder(tmp_path)
+        timer = threading.Timer(0.2, end)
+        timer.start()
+        flush.run()
+        timer.join()
+    assert synced == [path.name, tmp_path.name]
+    os.close(descriptor)
 
 
 def test_the_error_of_an_unreadable_segment_has_its_path(tmp_path: Path) -> None:

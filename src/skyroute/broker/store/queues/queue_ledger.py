@@ -59,7 +59,7 @@ class QueueLedger:
     """The ledger of a running store, in a memory-mapped file, which survives a crash of the process."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        self._path = path
+        self.path = path
         self._disk = disk
         self._descriptor = -1
         self._map: mmap.mmap | None = None
@@ -72,16 +72,16 @@ class QueueLedger:
         self._deleted: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<QueueLedger {self._path} queues={len(self._ends_at)}>"
+        return f"<QueueLedger {self.path} queues={len(self._ends_at)}>"
 
     @property
     def folder(self) -> Path:
-        return self._path.parent
+        return self.path.parent
 
     def read(self) -> KnownQueues | None:
         """Parse the file; None if it is missing or damaged."""
         try:
-            content = self._path.read_bytes()
+            content = self.path.read_bytes()
         except OSError:
             return None
         if not content.startswith(_MARK):
@@ -124,7 +124,7 @@ class QueueLedger:
             # Writing it whole allocates disk space for the writes through the mapping.
             self._disk.write(descriptor, content.ljust(size, b"\0"), 0)
             mapped = mmap.mmap(descriptor, size)
-            self._disk.replace(self._staged, self._path)
+            self._disk.replace(self._staged, self.path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -198,13 +198,13 @@ class QueueLedger:
     def give_up(self) -> None:
         """Run without a ledger, on a full disk: the next start reads the log instead, which takes longer."""
         self.close()
-        for path in (self._path, self._staged):
+        for path in (self.path, self._staged):
             with suppress(FileWriteError):
                 self._disk.remove(path)
 
     @property
     def _staged(self) -> Path:
-        return self._path.with_name(f"{self._path.name}.tmp")
+        return self.path.with_name(f"{self.path.name}.tmp")
 
     def close(self) -> None:
         if self._map is not None:

@@ -1,0 +1,115 @@
+"""POP messages in flight survive kill -9 of our broker, and a move of the store to Apache's broker and back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from skyroute.wire.codes import RequestCode
+from tests.network.broker.calls import send
+from tests.network.broker.pops import Got, got, pop
+from tests.support.apache import ApacheBroker, SkyrouteNameServer
+from tests.support.our_broker import SkyrouteBroker
+from tests.support.raw import RawConnection
+from tests.support.waiting import wait_until
+
+QUEUES = 4
+
+
+@pytest.fixture
+def name_server(tmp_path: Path) -> Iterator[SkyrouteNameServer]:
+    with SkyrouteNameServer("ns", tmp_path / "ns") as server:
+        yield server
+
+
+def fill(broker: ApacheBroker, topic: str, count: int) -> set[bytes]:
+    """Create a topic, and store messages in it."""
+    fields = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES)}
+    fields |= {"perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
+    bodies = {f"{topic}-{at}".encode() for at in range(count)}
+    with RawConnection(broker.address) as line:
+        assert line.call(RequestCode.UPDATE_AND_CREATE_TOPIC, fields).code == 0
+        group = b'{"groupName":"g","consumeEnable":true,"retryMaxTimes":16,"retryQueueNums":1}'
+        assert line.call(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group).code == 0
+        for at, body in enumerate(sorted(bodies)):
+            assert line.call(send(topic, body, queue_id=at % QUEUES, n=broker.broker_name)).code == 0
+    return bodies
+
+
+def take(
+    broker: ApacheBroker, topic: str, wanted: int, timeout_s: float = 60, *, invisible_ms: int = 30_000
+) -> list[Got]:
+    """Pop until `wanted` messages came, or the time is over."""
+    messages: list[Got] = []
+    deadline = time.monotonic() + timeout_s
+    with RawConnection(broker.address) as line:
+        while len(messages) < wanted and time.monotonic() < deadline:
+            found = got(line.call(pop(topic, invisibleTime=invisible_ms)), topic)
+            messages += found
+            if not found:
+                time.sleep(0.1)
+    return messages
+
+
+def ack(broker: ApacheBroker, messages: list[Got]) -> None:
+    with RawConnection(broker.address) as line:
+        for message in messages:
+            fields = message.fields(extraInfo=message.receipt.replace(" broker-a ", f" {broker.broker_name} "))
+            assert line.call(RequestCode.ACK_MESSAGE, fields).code == 0
+
+
+def bodies_of(messages: list[Got]) -> list[bytes]:
+    return sorted(message.body for message in messages)
+
+
+def offsets_are_saved() -> None:
+    """Check points are written after 3 s, and offsets every 5 s."""
+    time.sleep(9)
+
+
+@pytest.mark.parametrize("count", [2_000])
+def test_messages_in_flight_survive_kill_9(name_server: SkyrouteNameServer, tmp_path: Path, count: int) -> None:
+    broker = SkyrouteBroker("broker-a", tmp_path / "broker", [name_server.address])
+    with broker:
+        fill(broker, "Killed", count)
+        first = take(broker, "Killed", count)
+        assert len(first) == count
+        ack(broker, first[: count // 4])
+        offsets_are_saved()
+        ack(broker, first[count // 4 : count // 2])
+        broker.kill()
+        broker.start()
+        again = take(broker, "Killed", count // 2, 90)
+        assert bodies_of(again) == bodies_of(first[count // 2 :])
+        ack(broker, again)
+        assert take(broker, "Killed", 1, 5) == []
+
+
+def test_messages_in_flight_move_to_apaches_broker_and_back(name_server: SkyrouteNameServer, tmp_path: Path) -> None:
+    home = tmp_path / "broker"
+    ours = SkyrouteBroker("broker-a", home, [name_server.address])
+    apaches = ApacheBroker("broker-a", home, [name_server.address], port=ours.port)
+    with ours:
+        fill(ours, "Moved", 100)
+        first = take(ours, "Moved", 100)
+        ack(ours, first[:20])
+        time.sleep(4)  # check points are written after 3 s
+        ack(ours, first[20:40])
+        ours.stop()
+    with apaches:
+        second = take(apaches, "Moved", 60, 90)
+        assert set(bodies_of(second)) == set(bodies_of(first[40:]))
+        ack(apaches, second[:30])
+        left = set(bodies_of(second)) - set(bodies_of(second[:30]))
+        time.sleep(6)
+        apaches.stop()
+    ours.start()
+    try:
+        third = take(ours, "Moved", len(left), 90)
+        assert left <= set(bodies_of(third))
+        assert wait_until(lambda: ours.is_running)
+    finally:
+        ours.kill()
