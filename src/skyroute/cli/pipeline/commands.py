@@ -410,7 +410,7 @@ def retention(name_servers: str, topics: tuple[str, ...], disk_gib: float, **opt
 @click.option(
     "--samples",
     metavar="FOLDER",
-    type=click.Path(path_type=Path, resolve_path=True, exists=True, file_okay=False),
+    type=click.Path(path_type=Path, resolve_path=True),
     required=True,
     help="Folder of the samples that `lag` took.",
 )
@@ -426,6 +426,8 @@ def retention(name_servers: str, topics: tuple[str, ...], disk_gib: float, **opt
 @spark_options
 def forecast(samples: Path, within_s: float, **options: Any) -> None:
     """Forecast the lag of consumer groups from samples."""
+    if not samples.is_dir():
+        raise click.UsageError(f"no samples in {samples}: take some with `skyroute pipeline lag --samples`")
 
     def query(spark: "SparkSession") -> "DataFrame":
         from skyroute.pipeline.jobs.forecast import forecast as job
