@@ -78,7 +78,7 @@ def test_a_lag_that_falls_is_empty_at_its_pace_and_one_that_grows_is_not(spark: 
     assert (rows["falls"].lag, rows["falls"].growth_per_s, rows["falls"].lag_expected) == (60, -2.0, 20)
     assert as_ms(rows["falls"].empty_at) == BEGIN_MS + 50_000
     assert (rows["grows"].growth_per_s, rows["grows"].lag_expected, rows["grows"].empty_at) == (1.0, 50, None)
-    assert (rows["once"].lag, rows["once"].growth_per_s, rows["once"].empty_at) == (50, None, None)
+    assert (rows["once"].lag, rows["once"].growth_per_s, rows["once"].lag_expected) == (50, None, None)
 
 
 def test_latency_is_split_into_store_wait_and_handler(spark: SparkSession) -> None:
