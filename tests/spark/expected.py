@@ -54,7 +54,8 @@ def table_intervals(run: ServerRun, last_ms: int) -> Iterator[TableInterval]:
         epoch = [record for record in records[begin:end] if record.kind != Kind.GAP]
         is_over = end < len(records) or epoch[-1].kind == Kind.SERVER_STOPPED
         clock_ms, passed = 0, list[Record]()
-        ends_ms = max(record.wall_ms for record in epoch) if is_over else last_ms
+        alive_ms = [record.alive_ms for record in records[begin:end] if record.alive_ms is not None]
+        ends_ms = max([*(record.wall_ms for record in epoch), *alive_ms]) if is_over else last_ms
         for at, record in enumerate(epoch):
             clock_ms = max(clock_ms, record.wall_ms)
             passed.append(record)

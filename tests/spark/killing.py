@@ -10,9 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from skyroute.pipeline.spark_versions import HAS_READ_LIMITS
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
+
+
+def limit_of_batches(messages: int) -> dict[str, str]:
+    """Options that limit a batch; none if this Spark cannot."""
+    return {"maxOffsetsPerTrigger": str(messages)} if HAS_READ_LIMITS else {}
 
 
 def kill_driver_once(module: str, *arguments: str, log: Path, until: Callable[[], Any], timeout_s: float) -> None:

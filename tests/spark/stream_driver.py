@@ -3,6 +3,7 @@
 import sys
 
 from skyroute.pipeline.session import session
+from tests.spark.killing import limit_of_batches
 
 
 def main() -> None:
@@ -10,7 +11,7 @@ def main() -> None:
     quick = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
     spark = session("local[2]", "to be killed", **quick)
     rows = spark.readStream.format("rocketmq").options(
-        nameServer=name_server, topic=topic, startingOffsets="latest", maxOffsetsPerTrigger="40"
+        nameServer=name_server, topic=topic, startingOffsets="latest", **limit_of_batches(40)
     )
     stream = rows.load().writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
     stream.start(f"{folder}/rows").awaitTermination()

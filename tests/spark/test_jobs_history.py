@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from skyroute.nameserver.journal.recovery import ALIVE_NAME, read_alive
 from skyroute.nameserver.journal.schema import Kind
+from skyroute.nameserver.server_events import ServerStarted
 from skyroute.pipeline.jobs.availability import PLANNED_CAUSES, availability, outages
 from skyroute.pipeline.jobs.churn import capacity, churn, permission_changes
 from skyroute.pipeline.jobs.routes import route_history, routes_at, routes_between
@@ -17,6 +20,8 @@ from skyroute.pipeline.journal.reading import read_journal
 from tests.spark.expected import Outage, Subject, as_ms, intervals_of, last_of, outages_of, split_by_window
 from tests.spark.server_runs import BEGIN_S, ServerRun, simulate_many, steps
 from tests.support.clock import ManualClock
+from tests.support.waiting import wait_until
+from tests.unit.nameserver.journal.changes import STOP, catch_up, joined, open_journal
 
 HOUR_MS = 3_600_000
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
@@ -245,3 +250,28 @@ def test_all_permission_changes_are_listed(events: DataFrame, runs: list[ServerR
                 expected[run.server, record.broker, topic, None, None, record.cause] += 1
     rows = permission_changes(events).drop("at").collect()
     assert Counter(map(tuple, rows)) == expected
+
+
+@pytest.mark.parametrize("has_signs_of_life", [True, False])
+def test_quiet_time_before_a_crash_counts_or_is_not_certain(
+    spark: SparkSession, tmp_path: Path, *, has_signs_of_life: bool
+) -> None:
+    clock = ManualClock()
+    quiet_s = 6 * 86_400.0
+    for crashes in (True, False):
+        journal = open_journal(tmp_path / "journal", clock=clock)
+        journal.append([ServerStarted("127.0.0.1:9876", 0, 0), joined(1)])
+        catch_up(journal)
+        if crashes:
+            clock.advance(quiet_s)
+            wait_until(lambda: read_alive(tmp_path / "journal") == int(clock.wall() * 1000))
+            if not has_signs_of_life:
+                (tmp_path / "journal" / ALIVE_NAME).unlink()
+        else:
+            journal.append([STOP])
+        journal.close()
+    rows = availability(read_journal(spark, [tmp_path]).events).filter("what = 'broker'").collect()
+    (row,) = rows
+    assert row.window is None
+    assert row.certain == has_signs_of_life
+    assert row.up_s == (quiet_s if has_signs_of_life else 0.0)

@@ -17,11 +17,12 @@ from pyspark.sql import functions as fn
 from skyroute import Message
 from skyroute.blocking import Producer, PullConsumer
 from skyroute.pipeline.jobs.archive import archive_messages, read_archive
-from skyroute.pipeline.jobs.lag import SAMPLES, Sample, lag, read_samples, sample_lag, start_sampling
+from skyroute.pipeline.jobs.lag import SAMPLES, Sample, lag, read_samples, sample_lag, take_samples
 from skyroute.pipeline.jobs.traffic import hot_keys, traffic
 from skyroute.testing import Cluster
 from tests.spark.expected import as_ms
 from tests.spark.killing import kill_driver_once
+from tests.support.clock import ManualClock
 
 BEGIN = datetime(2026, 11, 15, 11, 0, tzinfo=UTC)
 MESSAGES = """topic string, born_timestamp timestamp, store_timestamp timestamp, born_host string, tags string,
@@ -127,14 +128,24 @@ def test_a_stream_samples_the_lag_of_a_real_group(
         for number in range(4):
             producer.send(Message(topic, b"%d" % number))
     assert sum(sample.lag for sample in sample_lag(cluster.name_server_address, ["readers"])) == 4
-    query = start_sampling(spark, cluster.name_server_address, tmp_path, every_s=0.2, groups=["readers", "unknown"])
-    try:
-        for _ in range(600):
-            if len(list(tmp_path.glob("batch=*/_SUCCESS"))) > 2:
-                break
-            assert not query.awaitTermination(1)
-    finally:
-        query.stop()
+    clock, slept = ManualClock(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.advance(seconds)
+
+    groups = ["readers", "unknown"]
+    rounds = take_samples(
+        spark,
+        cluster.name_server_address,
+        tmp_path,
+        every_s=1.0,
+        for_s=3.0,
+        groups=groups,
+        sleep=sleep,
+        monotonic=clock.monotonic,
+    )
+    assert (rounds, slept) == (4, [1.0, 1.0, 1.0])
     rows = lag(read_samples(spark, tmp_path), 3_600.0).collect()
     assert {(row.consumer_group, row.topic, row.lag_min, row.lag_max) for row in rows} == {("readers", topic, 4, 4)}
 

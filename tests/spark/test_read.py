@@ -127,6 +127,15 @@ def test_wrong_options_are_reported_before_a_job_starts(spark: SparkSession, clu
     assert "topic is missing" in text
 
 
+def test_errors_have_few_lines_around_their_text(spark: SparkSession, cluster: Cluster) -> None:
+    for work in (
+        lambda: table(spark, cluster, toppic="A"),
+        lambda: table(spark, cluster, topic="Nowhere").count(),
+        lambda: spark.range(1).write.format("rocketmq").mode("append").save("T"),
+    ):
+        assert len(error_of(work).splitlines()) <= 9
+
+
 def test_an_unknown_topic_is_reported(spark: SparkSession, cluster: Cluster) -> None:
     text = error_of(lambda: table(spark, cluster, topic="Nowhere").count())
     assert "no broker serves the topic Nowhere: create it" in text

@@ -12,8 +12,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from skyroute.blocking import Producer
 from skyroute.message.message import Message
 from skyroute.pipeline.source.lag_listener import Lag, LagListener
+from skyroute.pipeline.spark_versions import HAS_READ_LIMITS
 from skyroute.testing import Cluster
-from tests.spark.killing import kill_driver_once
+from tests.spark.killing import kill_driver_once, limit_of_batches
 from tests.support.waiting import wait_until
 from tests.unit.pipeline.reading import make_topic, send
 
@@ -49,10 +50,10 @@ def test_a_stream_continues_at_its_checkpoint(
     topic = new_topic()
     send(cluster, topic, 50)
     send(cluster, topic, 30, broker=1, queue_id=1)
-    query = run_to_the_end(stream(spark, cluster, topic, maxOffsetsPerTrigger=40), tmp_path)
+    query = run_to_the_end(stream(spark, cluster, topic, **limit_of_batches(40)), tmp_path)
     taken = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
     assert sum(taken) == 80
-    assert max(taken) <= 40
+    assert not HAS_READ_LIMITS or max(taken) <= 40
     assert offsets_read(spark, tmp_path) == {("broker-0", 0): list(range(50)), ("broker-1", 1): list(range(30))}
     send(cluster, topic, 5)
     run_to_the_end(stream(spark, cluster, topic), tmp_path)
@@ -79,8 +80,9 @@ def test_a_running_stream_finds_new_queues_and_reports_lag(
         make_topic(cluster, topic, queues=3)
         send(cluster, topic, 4, queue_id=2)
         wait_until(lambda: count() == 7, "the messages of a new queue", timeout_s=STREAM_TIMEOUT_S)
-        wait_until(lambda: any(len(lag.queues) == 6 for lag in reported), "the lag of all queues")
-        assert reported[-1].query_name == "growing"
+        if HAS_READ_LIMITS:  # before 4.2, Spark does not ask for the ends of queues
+            wait_until(lambda: any(len(lag.queues) == 6 for lag in reported), "the lag of all queues")
+            assert reported[-1].query_name == "growing"
     finally:
         query.stop()
         spark.streams.removeListener(listener)

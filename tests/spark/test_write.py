@@ -104,6 +104,34 @@ def test_a_row_with_a_delay_level_arrives_later(spark: SparkSession, cluster: Cl
     assert at[b"0"] - at[b"1"] >= 900
 
 
+def test_a_stream_with_a_query_name_is_written(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic = new_topic()
+    spark.range(3).selectExpr("CAST(id AS STRING) AS body").write.parquet(str(tmp_path / "rows"))
+    query = (
+        spark.readStream.schema("body string")
+        .parquet(str(tmp_path / "rows"))
+        .writeStream.queryName("named")
+        .format(FORMAT)
+        .options(nameServer=cluster.name_server_address, topic=topic, checkpointLocation=str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(STREAM_TIMEOUT_S)
+    assert sorted(message.body for message in stored(cluster, topic)) == [b"0", b"1", b"2"]
+
+
+def test_a_view_with_columns_is_inserted_into(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW inserted USING rocketmq OPTIONS (nameServer '{cluster.name_server_address}',"
+        f" topic '{topic}', columns 'tags,body')"
+    )
+    spark.sql("INSERT INTO inserted SELECT 'paid', CAST('7' AS BINARY)")
+    assert [(message.tag, message.body) for message in stored(cluster, topic)] == [("paid", b"7")]
+
+
 def test_wrong_columns_and_options_are_reported_before_any_row_is_sent(
     spark: SparkSession, cluster: Cluster, new_topic: NewTopic
 ) -> None:

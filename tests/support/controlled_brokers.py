@@ -1,4 +1,4 @@
-"""Apache's brokers in controller mode, our controller as a process, and a load that remembers what was acknowledged."""
+"""Brokers in controller mode, controllers as processes, and a load that remembers what was acknowledged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Self
 from skyroute import Credentials, Message
 from skyroute.blocking import Producer, PullConsumer
 from skyroute.errors import SkyrouteError
-from tests.support.apache import ApacheBroker, PeerProcess, properties
+from tests.support.apache import ApacheBroker, PeerProcess, fetch_jars, java, properties
 from tests.support.raw import RawConnection, Request
 from tests.support.signing import Key
 from tests.support.waiting import wait_until
@@ -55,18 +55,45 @@ class SkyrouteController(PeerProcess):
             return int(master) if master else None, epoch, sorted(answer.value["syncStateSet"]) if answer.body else []
 
 
+class ApacheController(SkyrouteController):
+    """Apache's controller with DLedger, one node."""
+
+    def prepare(self) -> None:
+        values = {
+            "controllerDLegerGroup": "group1",
+            "controllerDLegerPeers": f"n0-{self.address}",
+            "controllerDLegerSelfId": "n0",
+            "controllerStorePath": str(self.home / "store"),
+        }
+        (self.home / "controller.conf").write_text(properties(values))
+
+    def command(self) -> list[str]:
+        main = ("org.apache.rocketmq.controller.ControllerStartup", "-c", str(self.home / "controller.conf"))
+        options = ("-Xms512m", "-Xmx512m", f"-Drocketmq.home.dir={self.home}")
+        return java(fetch_jars(), self.home, *main, options=options)
+
+    def start(self) -> None:
+        super().start()
+        with RawConnection(self.address) as line:
+            wait_until(
+                lambda: line.call(1005).fields.get("isLeader") == "true", "the controller leads", timeout_s=JOIN_S
+            )
+
+
 class Load(threading.Thread):
     """Sends until told to stop, and remembers what was acknowledged."""
 
     def __init__(self, name_server: str, key: Key | None = None) -> None:
         super().__init__()
         self.acknowledged: list[bytes] = []
+        self.longest_pause_s = 0.0
+        """Longest time between two acknowledged sends."""
         self.ended = threading.Event()
         self._name_server = name_server
         self._key = key
 
     def run(self) -> None:
-        number = 0
+        number, last_at = 0, time.monotonic()
         with Producer("load", name_servers=self._name_server, credentials=credentials(self._key)) as producer:
             while not self.ended.is_set():
                 number += 1
@@ -77,6 +104,8 @@ class Load(threading.Thread):
                     self.ended.wait(0.02)
                 else:
                     self.acknowledged.append(body)
+                    self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - last_at)
+                    last_at = time.monotonic()
 
     def until(self, count: int) -> None:
         wait_until(lambda: len(self.acknowledged) >= count, f"{count} messages", timeout_s=30.0)
@@ -86,7 +115,14 @@ def credentials(key: Key | None) -> Credentials | None:
     return None if key is None else Credentials(key.name, key.secret)
 
 
-def broker(home: Path, name_server: str, controller: str, guard: Mapping[str, str] | None = None) -> ApacheBroker:
+def broker(
+    home: Path,
+    name_server: str,
+    controller: str,
+    guard: Mapping[str, str] | None = None,
+    *,
+    kind: type[ApacheBroker] = ApacheBroker,
+) -> ApacheBroker:
     settings = {
         "brokerId": "-1",
         "brokerRole": "SLAVE",
@@ -97,7 +133,7 @@ def broker(home: Path, name_server: str, controller: str, guard: Mapping[str, st
         "storePathBrokerIdentity": str(home / "store" / "brokerIdentity"),
         **(guard or {}),
     }
-    return ApacheBroker("pair", home, [name_server], config=settings)
+    return kind("pair", home, [name_server], config=settings)
 
 
 def read_all(name_server: str, key: Key | None = None) -> set[bytes]:

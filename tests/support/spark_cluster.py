@@ -60,6 +60,28 @@ class SparkWorker(SparkProcess):
         return ["org.apache.spark.deploy.worker.Worker", *where, *share, self._master.url]
 
 
+class ConnectServer(SparkProcess):
+    """A Spark Connect server with two local cores."""
+
+    ready_mark = "Successfully started service 'org.apache.spark.sql.connect.service.SparkConnectService'"
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "SPARK_DAEMON_MEMORY": "1g", "PYSPARK_PYTHON": sys.executable}
+
+    def command(self) -> list[str]:
+        settings = {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": _SMALL,
+        }
+        return [
+            *(str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]"),
+            *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+            *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
+        ]
+
+
 def python_without_skyroute(folder: Path) -> Path:
     """An interpreter that has all that we need, and not us: what a worker's machine is to have."""
     venv.create(folder, symlinks=True)

@@ -96,7 +96,7 @@ class Broker:
                 port,
                 cluster=config.cluster_name,
                 name=config.broker_name,
-                broker_id=config.broker_id,
+                broker_id=0 if config.controller_mode_enabled else config.broker_id,
             )
             self.address = identity.address
             await self._open_pages()
@@ -109,7 +109,7 @@ class Broker:
             await server.serve()
             if config.listen_port:
                 await self._open_fast_port(tls, handlers)
-            self._open_ha_port(components, advertised.host)
+            await self._open_ha_port(components, advertised.host)
             config.listen_port = server.port
         except BaseException:
             await self.kill()  # writes nothing
@@ -117,7 +117,8 @@ class Broker:
         for work in (*components.background(), tls.watch(), enforcer.run()):
             self._background.spawn(work)
         self._is_serving = True
-        await components.registrar.start()
+        if components.roles is None:
+            await components.registrar.start()
         self._background.spawn(components.registrar.run())
 
     def _dispatcher(self, handlers: Mapping[int, Handler]) -> Dispatcher:
@@ -147,12 +148,15 @@ class Broker:
         else:
             self._servers.append(server)
 
-    def _open_ha_port(self, components: Components, advertised_host: str) -> None:
+    async def _open_ha_port(self, components: Components, advertised_host: str) -> None:
         """Open the port for slaves. Without `haListenPort`, a broker whose port is taken runs without it."""
         config = self.config
         if config.is_slave:
             return
         port = config.ha_port or (config.listen_port + 1 if config.listen_port else 0)
+        if components.roles is not None:
+            await components.roles.listen(port)
+            return
         try:
             components.ha_master.listen(config.bind_address, port)
         except BindError as error:

@@ -24,6 +24,7 @@ from skyroute.broker.handlers.assignment import AssignmentHandlers
 from skyroute.broker.handlers.broker_admin import BrokerAdminHandlers
 from skyroute.broker.handlers.clients import ClientHandlers
 from skyroute.broker.handlers.consume_status import ConsumeStatusHandlers
+from skyroute.broker.handlers.controller import ControllerHandlers
 from skyroute.broker.handlers.forwarding import ForwardingHandlers
 from skyroute.broker.handlers.groups import GroupHandlers
 from skyroute.broker.handlers.logical_queues import LogicalQueues
@@ -50,6 +51,7 @@ from skyroute.broker.replication.acknowledgement import Acknowledgement
 from skyroute.broker.replication.master import HaMaster
 from skyroute.broker.replication.metadata_sync import MetadataSync
 from skyroute.broker.replication.slave import HaSlave
+from skyroute.broker.roles import Roles
 from skyroute.broker.scheduling.delay_levels import DelayLevels
 from skyroute.broker.scheduling.scheduled_delivery import Alarm
 from skyroute.broker.scheduling.timer_check import TimerCheck
@@ -97,6 +99,14 @@ _NOT_ON_SLAVES: Final = (
     RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
 )
 """Requests that write messages."""
+_CHANGES: Final = (
+    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.UPDATE_AND_CREATE_TOPIC,
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+)
+"""Requests that change tables; in controller mode, a slave's tables are the master's."""
+_PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 
 
 def _refuse_on_slave(_request: Request, _peer: Peer) -> Answer:
@@ -196,20 +206,42 @@ class Components:
         )
         self.retention = Retention(self.store, config, clock)
         self._use_pop(JsonFile(folder / "consumerOrderInfo.json", disk))
-        self._use_replicas(tls, signer)
+        self._use_replicas(tls, signer, disk)
 
-    def _use_replicas(self, tls: ssl.SSLContext | None, signer: Signer | None) -> None:
+    def _use_replicas(self, tls: ssl.SSLContext | None, signer: Signer | None, disk: Disk | None) -> None:
         config, clock = self.config, self.clock
         self._log_end_at_start = self.store.max_position
-        self.ha_master = HaMaster(self.store, config, clock)
+        self.ha_master = HaMaster(self.store, config, clock, self._may_replicate)
         self.ha_master.on_lines_change = self._send_new_messages
         self.acknowledgement = Acknowledgement(self.ha_master, config)
-        if config.is_sync_master:
-            self.appender.use_replicas(self.acknowledgement.wait_for, self.acknowledgement.check)
         self.ha_slave: HaSlave | None = None
         self.metadata_sync: MetadataSync | None = None
+        self.roles: Roles | None = None
+        """The role that a controller gives; None outside controller mode."""
+        if config.is_sync_master:
+            self.appender.use_replicas(self.acknowledgement.wait_for, self.acknowledgement.check)
         if config.is_slave:
             self._follow(tls, signer)
+        if config.controller_mode_enabled:
+            self.roles = self._controlled(tls, signer, disk)
+
+    def _controlled(self, tls: ssl.SSLContext | None, signer: Signer | None, disk: Disk | None) -> Roles:
+        self.metadata_sync = self._metadata_sync(lambda: roles.master_address, tls, signer)
+        roles = Roles(
+            *(self.config, self.identity, self.store, self.appender),
+            topics=self.topics,
+            registrar=self.registrar,
+            metadata_sync=self.metadata_sync,
+            load_progress=self._load_progress,
+            master_tasks=self._master_tasks,
+            long_polling=self.long_polling,
+            on_arrived=self._on_arrived,
+            clock=self.clock,
+            tls=tls,
+            signer=signer,
+            disk=disk,
+        )
+        return roles
 
     def _use_pop(self, order_file: JsonFile) -> None:
         now_ms, alarm = self._now_ms, Alarm()
@@ -254,15 +286,20 @@ class Components:
         self.ha_slave = slave = HaSlave(
             self.store, self.config, self.clock, tls=tls, signer=signer, on_arrived=self._on_arrived
         )
-        self.metadata_sync = MetadataSync(
+        self.metadata_sync = self._metadata_sync(lambda: slave.master_address, tls, signer)
+        self.registrar.on_reply = lambda reply: slave.set_master(reply.master_address, reply.master_ha_address)
+
+    def _metadata_sync(
+        self, master_address: Callable[[], str | None], tls: ssl.SSLContext | None, signer: Signer | None
+    ) -> MetadataSync:
+        return MetadataSync(
             *(self.topics, self.groups, self.offsets, self.request_modes, self.queue_mappings),
             *(self.delays, self.timers, self.clock),
             announce=self.registrar.announce,
-            master_address=lambda: slave.master_address,
+            master_address=master_address,
             tls=tls,
             signer=signer,
         )
-        self.registrar.on_reply = lambda reply: slave.set_master(reply.master_address, reply.master_ha_address)
 
     def _send_new_messages(self, has_slaves: bool) -> None:  # noqa: FBT001 - a callback has no keywords
         self.appender.on_append = self.ha_master.appended if has_slaves else None
@@ -272,6 +309,11 @@ class Components:
             self.long_polling.arrived(topic, queue_id)
         if self.metadata_sync is not None:
             self.metadata_sync.note_arrived(arrived)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this broker appends messages by itself: it is a master."""
+        return self.ha_slave is None and (self.roles is None or self.roles.is_master)
 
     def _now_ms(self) -> int:
         return int(self.clock.wall() * 1000)
@@ -284,30 +326,38 @@ class Components:
         """
         for table in (self.groups, self.offsets, self.request_modes, self.queue_mappings, self.ordered_queues):
             table.load()
-        if self.ha_slave is None:
-            self.delays.load()
-            self.timers.load()
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
             log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
-        if self.ha_slave is None:
+        if self._writes:
             reconcile_topics(self.topics, self.store, self._had_queues)
-            self.transactions.load()
+            self._load_progress()
+
+    def _load_progress(self) -> None:
+        """Read the progress of what only masters do."""
+        for work in (self.delays, self.timers, self.transactions):
+            work.load()
+
+    def _master_tasks(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Give the background tasks of a master, which append messages."""
+        yield self.delays.run()
+        yield self.timers.run()
+        if self.config.timers_enabled:
+            yield self.revival.run()
+        yield self.transactions.run()
 
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Give the background tasks."""
         config = self.config
         yield self.long_polling.run()
         yield self.flushing.run()
-        if self.ha_slave is not None and self.metadata_sync is not None:
+        if self.roles is not None:
+            yield self.roles.mode.run()
+        elif self.ha_slave is not None and self.metadata_sync is not None:
             yield self.ha_slave.run()
             yield self.metadata_sync.run()
         else:
-            yield self.delays.run()
-            yield self.timers.run()
-            if config.timers_enabled:
-                yield self.revival.run()
-            yield self.transactions.run()
+            yield from self._master_tasks()
             yield self.ha_master.run()
         yield self.pop_polling.run()
         yield self.stats.run()
@@ -335,16 +385,19 @@ class Components:
         await self.topic_propagation.stop()
         await self.peers.stop()
         await self.flushing.stop()
+        writes = self._writes
         with suppress(StorageError):  # `store.close` raises it again
-            if self.ha_slave is None:
+            if writes:
                 self.transactions.write_op_messages()
                 if self.config.timers_enabled:
                     self.popping.close()
             self.store.flush()
+        if self.roles is not None:
+            await self.roles.stop()
         await self._finish_writes()
         with ExitStack() as closing:  # last to first; a failure does not stop the others
             closing.callback(self.store.close)
-            if self.ha_slave is None:
+            if writes:
                 closing.callback(self.timers.close)
                 closing.callback(self.delays.close)
             else:  # the progress is the master's
@@ -354,6 +407,8 @@ class Components:
 
     async def kill(self) -> None:
         """Stop as a crash does, without writing."""
+        if self.roles is not None:
+            await self.roles.stop()
         await self.registrar.kill()
         await self.topic_propagation.stop()
         await self.peers.stop()
@@ -381,9 +436,19 @@ class Components:
         handlers |= self._for_group()
         if self.ha_slave is not None:
             handlers |= dict.fromkeys(_NOT_ON_SLAVES, _refuse_on_slave)
-            for code in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE):
+            for code in _PULLS:
                 handlers[code] = self._refuse_pulls(handlers[code])
-        return handlers
+        return handlers if self.roles is None else {**handlers, **self._for_controllers(self.roles, handlers)}
+
+    def _for_controllers(self, roles: Roles, handlers: dict[int, Handler]) -> dict[int, Handler]:
+        controller = ControllerHandlers(roles, self.store, self.identity, self.config)
+        return {
+            **{code: controller.only_master(handlers[code]) for code in (*_NOT_ON_SLAVES, *_CHANGES)},
+            **{code: controller.unless_slave(handlers[code]) for code in _PULLS},
+            RequestCode.NOTIFY_BROKER_ROLE_CHANGED: controller.role_changed,
+            RequestCode.GET_BROKER_EPOCH_CACHE: controller.epochs,
+            RequestCode.GET_BROKER_HA_STATUS: controller.status,
+        }
 
     def _refuse_pulls(self, handler: Handler) -> Handler:
         def pull(request: Request, peer: Peer) -> Answer:
@@ -408,6 +473,10 @@ class Components:
     @property
     def _require(self) -> RequireTopic | None:
         return None if self.enforcer is None or self.enforcer.gate is None else self.enforcer.require
+
+    @property
+    def _may_replicate(self) -> Callable[[str], bool] | None:
+        return None if self.enforcer is None or self.enforcer.gate is None else self.enforcer.allows_replication
 
     def _may_send(self, peer: Peer, topic: str) -> bool:
         return self.enforcer is None or self.enforcer.allows(peer, topic, Action.PUB)

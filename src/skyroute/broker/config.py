@@ -18,6 +18,7 @@ from skyroute.wire.ha import TRANSFER_BYTES_MAX
 
 DELAY_LEVELS_MAX: Final = 100
 """Each level has a queue."""
+_INT_MAX: Final = (1 << 31) - 1
 QUEUE_UNIT_BYTES: Final = 20
 BATCH_UNIT_BYTES: Final = 46
 _MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -25,7 +26,6 @@ _REGISTRATION_INTERVALS_S: Final = (10.0, 60.0)
 _NO_LIGHT_QUEUES: Final = "this broker has no light message queues"
 
 _UNSUPPORTED: Final[Mapping[str, str]] = {
-    "enableControllerMode": "this broker does not work with a controller; Apache RocketMQ's broker does",
     "enableDLegerCommitLog": "this broker has no DLedger; Apache RocketMQ's broker has it",
     "enableLmq": _NO_LIGHT_QUEUES,
     "enableMultiDispatch": _NO_LIGHT_QUEUES,
@@ -56,7 +56,7 @@ class BrokerConfig(ServerConfig):
 
     cluster_name: str = setting("brokerClusterName", Scope.BROKER, "DefaultCluster", may_be_empty=False)
     broker_name: str = setting("brokerName", Scope.BROKER, "", may_be_empty=False)
-    broker_id: int = setting("brokerId", Scope.BROKER, 0, at_most=LONG_MAX)
+    broker_id: int = setting("brokerId", Scope.BROKER, 0, at_least=-1, at_most=LONG_MAX)
     advertised_host: str | None = setting("brokerIP1", Scope.BROKER, None, kind=str)
     """Host that clients connect to; None: found at the start."""
     advertised_ha_host: str | None = setting("brokerIP2", Scope.BROKER, None, kind=str)
@@ -81,6 +81,28 @@ class BrokerConfig(ServerConfig):
     supports_old_name_servers: bool = setting("compatibleWithOldNameSrv", Scope.BROKER, True)
     heartbeat_interval_s: float = setting("brokerHeartbeatInterval", Scope.BROKER, 1.0, unit=MS, at_least=1000)
     lease_s: float = setting("brokerNotActiveTimeoutMillis", Scope.BROKER, 10.0, unit=MS, at_least=1, at_most=LONG_MAX)
+
+    # Controller mode
+
+    controller_mode_enabled: bool = setting("enableControllerMode", Scope.BROKER, False)
+    """A controller gives this broker its id and its role."""
+    controller_list: str = setting("controllerAddr", Scope.BROKER, "")
+    role_check_interval_s: float = setting("syncBrokerMetadataPeriod", Scope.BROKER, 5.0, unit=MS, at_least=1)
+    sync_set_check_interval_s: float = setting("checkSyncStateSetPeriod", Scope.BROKER, 5.0, unit=MS, at_least=1)
+    controller_lease_s: float = setting("controllerHeartBeatTimeoutMills", Scope.BROKER, 10.0, unit=MS, at_least=1)
+    """Time without a heartbeat after which the controller takes this broker for dead."""
+    election_priority: int = setting("brokerElectionPriority", Scope.BROKER, _INT_MAX, at_most=_INT_MAX)
+    """Of replicas with the same log, the one with the smallest number becomes master."""
+    all_ack_in_sync_set: bool = setting("allAckInSyncStateSet", Scope.STORE, False)
+    """A send waits for every member of the sync state set."""
+    slave_lag_max_s: float = setting("haMaxTimeSlaveNotCatchup", Scope.STORE, 15.0, unit=MS, at_least=1)
+    """A member of the sync state set that lags longer leaves it."""
+    sync_from_last_file: bool = setting("syncFromLastFile", Scope.STORE, False)
+    """An empty slave starts at the beginning of the master's last file."""
+    is_learner: bool = setting("asyncLearner", Scope.STORE, False)
+    """Follow the master without ever joining the sync state set."""
+    epoch_path: str | None = setting("storePathEpochFile", Scope.STORE, None, kind=str)
+    identity_path: str | None = setting("storePathBrokerIdentity", Scope.STORE, None, kind=str)
 
     # Topics and groups
 
@@ -226,7 +248,6 @@ class BrokerConfig(ServerConfig):
 
     # Refused unless they have the default: only Apache's broker supports them
 
-    controller_mode_enabled: bool = setting("enableControllerMode", Scope.BROKER, False)
     dledger_enabled: bool = setting("enableDLegerCommitLog", Scope.STORE, False)
     light_queues_enabled: bool = setting("enableLmq", Scope.STORE, False)
     multi_dispatch_enabled: bool = setting("enableMultiDispatch", Scope.STORE, False)
@@ -259,6 +280,21 @@ class BrokerConfig(ServerConfig):
         return tuple(dict.fromkeys(filter(None, map(str.strip, re.split("[;,]", self.name_server_list)))))
 
     @property
+    def controllers(self) -> tuple[str, ...]:
+        """Addresses of the controllers, `host:port` each."""
+        return tuple(dict.fromkeys(filter(None, map(str.strip, re.split("[;,]", self.controller_list)))))
+
+    @property
+    def epoch_file(self) -> Path:
+        """File of the epochs of the log, in controller mode."""
+        return Path(self.epoch_path) if self.epoch_path else self.store_folder / "epochFileCheckpoint"
+
+    @property
+    def identity_file(self) -> Path:
+        """File of the id that the controller granted."""
+        return Path(self.identity_path) if self.identity_path else self.store_folder / "brokerIdentity"
+
+    @property
     def bounded_registration_interval_s(self) -> float:
         """Interval of registrations. Name servers evict a broker after two minutes without one."""
         least, most = _REGISTRATION_INTERVALS_S
@@ -271,13 +307,13 @@ class BrokerConfig(ServerConfig):
 
     @property
     def is_slave(self) -> bool:
-        """Whether this broker follows a master."""
-        return self.broker_role == "SLAVE"
+        """Whether this broker always follows a master."""
+        return self.broker_role == "SLAVE" and not self.controller_mode_enabled
 
     @property
     def is_sync_master(self) -> bool:
         """Whether the response to a send may wait for slaves."""
-        return self.broker_role == "SYNC_MASTER"
+        return self.broker_role == "SYNC_MASTER" and not self.controller_mode_enabled
 
     @property
     def delays_ms(self) -> tuple[int, ...]:
@@ -336,9 +372,10 @@ class BrokerConfig(ServerConfig):
                 f"metricsExporterType={exporter} from {origin} is not supported: "
                 "this broker does not push metrics, Prometheus fetches them (expected PROM)"
             )
+        is_controlled = _is_controlled(parsed, origin)
         is_slave = parsed.get("brokerRole", self.broker_role) == "SLAVE"
         broker_id = parsed.get("brokerId", self.broker_id)
-        if is_slave != bool(broker_id):
+        if not is_controlled and is_slave != bool(broker_id):
             expected = "1 or more for a slave" if is_slave else "0 for a master, or brokerRole=SLAVE"
             raise ConfigError(f"brokerId={broker_id} from {origin} does not fit brokerRole (expected {expected})")
         if parsed.get("storeType", "default") != "default":
@@ -359,6 +396,17 @@ class BrokerConfig(ServerConfig):
                 f"storePathCommitLog={commit_log} from {origin} is not supported: "
                 f"the commit log is below storePathRootDir, in {root / 'commitlog'}"
             )
+
+
+def _is_controlled(parsed: Mapping[str, Value | None], origin: str) -> bool:
+    """Return whether a controller gives id and role."""
+    if not parsed.get("enableControllerMode"):
+        return False
+    if not str(parsed.get("controllerAddr") or "").strip():
+        raise ConfigError(
+            f"enableControllerMode=true from {origin} needs controllerAddr (expected host:9878;host:9878)"
+        )
+    return True
 
 
 def _text(value: Value | None) -> str:

@@ -39,9 +39,9 @@ _BROKER = """
     cleanOfflineBrokerInterval=30000 serverLoadBalancerEnable=true defaultMessageRequestMode=PULL
     defaultPopShareQueueNum=-1 transactionMetricFlushInterval=10000 enableDetailStat=true autoDeleteUnusedStats=true
     isolateLogEnable=false enableRemoteEscape=false skipPreOnline=false asyncSendEnable=true
-    consumerOffsetUpdateVersionStep=500 delayOffsetUpdateVersionStep=200 controllerAddr=
-    fetchControllerAddrByDnsLookup=false syncBrokerMetadataPeriod=5000 checkSyncStateSetPeriod=5000
-    syncControllerMetadataPeriod=10000 controllerHeartBeatTimeoutMills=10000 brokerElectionPriority=2147483647
+    consumerOffsetUpdateVersionStep=500 delayOffsetUpdateVersionStep=200
+    fetchControllerAddrByDnsLookup=false
+    syncControllerMetadataPeriod=10000
     useStaticSubscription=false metricsOtelCardinalityLimit=50000 metricsGrpcExporterTarget=
     metricsGrpcExporterHeader= metricGrpcExporterTimeOutInMills=3000 metricGrpcExporterIntervalInMills=60000
     metricLoggingExporterIntervalInMills=10000 metricsLabel= metricsInDelta=false enableRemotingMetrics=true
@@ -57,7 +57,7 @@ _BROKER = """
 """
 _STORE = """
     disappearTimeAfterStart=-1
-    storePathDLedgerCommitLog= storePathEpochFile= storePathBrokerIdentity= compactionMappedFileSize=104857600
+    storePathDLedgerCommitLog= compactionMappedFileSize=104857600
     compactionCqMappedFileSize=10485760 compactionScheduleInternal=900000 maxOffsetMapSize=104857600
     compactionThreadNum=6 enableCompaction=true mappedFileSizeTimerLog=104857600 timerRollWindowSlot=172800
     timerFlushIntervalMs=1000 timerGetMessageThreadNum=3 timerPutMessageThreadNum=3 timerEnableDisruptor=false
@@ -87,10 +87,10 @@ _STORE = """
     cleanSwapedMapInterval=300000 logicQueueSwapMapReserveFileNum=20 searchBcqByCacheEnable=true
     dispatchFromSenderThread=false wakeCommitWhenPutMessage=true wakeFlushWhenPutMessage=false
     enableCleanExpiredOffset=false maxAsyncPutMessageRequests=5000 pullBatchMaxMessageCount=160 totalReplicas=1
-    allAckInSyncStateSet=false
-    haMaxTimeSlaveNotCatchup=15000 syncMasterFlushOffsetWhenStartup=false
+
+    syncMasterFlushOffsetWhenStartup=false
     maxChecksumRange=1073741824 replicasPerDiskPartition=1 logicalDiskSpaceCleanForciblyThreshold=0.8
-    maxSlaveResendLength=268435456 syncFromLastFile=false asyncLearner=false maxConsumeQueueScan=20000
+    maxSlaveResendLength=268435456 maxConsumeQueueScan=20000
     sampleCountThreshold=5000 coldDataFlowControlEnable=false coldDataScanEnable=false dataReadAheadEnable=true
     timerColdDataCheckIntervalMs=60000 sampleSteps=32 accessMessageInMemoryHotRatio=26
     enableBuildConsumeQueueConcurrently=false batchDispatchRequestThreadPoolNums=16 cleanRocksDBDirtyCQIntervalMin=60

@@ -47,6 +47,8 @@ class Gap:
 
     missing_from: int
     reason: str
+    alive_ms: int | None = None
+    """After a crash: wall time of the last sign of life, at most `ALIVE_S` before the crash."""
 
 
 @dataclass(frozen=True, slots=True)

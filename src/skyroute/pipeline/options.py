@@ -87,6 +87,11 @@ class OptionReader:
 
         return self.parsed(name, *aliases, parse=parse, default=default)
 
+    def refuse(self, name: str, hint: str) -> None:
+        """Add a problem if the user set an option that does not apply."""
+        if name.lower() in self._given:
+            self.add_problem(f"{name}: {hint}")
+
     def add_problem(self, problem: str) -> None:
         """Add a problem to the error that `finish` raises."""
         self._problems.append(problem)

@@ -105,3 +105,12 @@ async def test_batches_survive_a_kill_of_the_broker(cluster: Cluster) -> None:
     pulled = await line.call(pull(offset=0))
     assert [message.body for message in unwrap_batches(found(pulled))] == [b"0", b"1", b"2", b"3"]
     assert (await line.call(send(body=b"4"))).fields["queueOffset"] == "4"
+
+
+async def test_a_batch_passes_a_tag_filter_because_its_messages_have_the_tags(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
+    await line.call(send(body=batch_body(ITEMS), code=320, properties="UNIQ_KEY\x01WHOLE\x02"))
+    await line.call(send(body=b"4", properties="TAGS\x01blue\x02"))
+    answer = await line.call(pull(expression="red"))
+    assert [message.body for message in unwrap_batches(found(answer))] == [b"1", b"2", b"3"]

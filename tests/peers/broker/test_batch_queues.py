@@ -69,3 +69,16 @@ def test_an_empty_batch_queue_reports_the_offsets_of_apache(
     expected = offsets(apache_broker)
     assert expected[0] == ["-1", "0"]
     assert offsets(first_broker) == expected
+
+
+def test_apache_returns_no_batch_to_a_tag_filter(apache_broker: ApacheBroker) -> None:
+    """It compares the tag of the whole batch, which has none. Ours returns the batch: the client compares tags."""
+    queue = {"topic": "TaggedBatches", "queueId": "0"}
+    items = [(b"1", "UNIQ_KEY\x01A\x02TAGS\x01red\x02"), (b"2", "UNIQ_KEY\x01B\x02")]
+    batch = send("TaggedBatches", batch_body(items), code=320, properties="UNIQ_KEY\x01WHOLE\x02")
+    with RawConnection(apache_broker.address) as connection:
+        created = connection.call(RequestCode.UPDATE_AND_CREATE_TOPIC, {**TOPIC, "topic": "TaggedBatches"})
+        assert created.code == connection.call(batch).code == ResponseCode.SUCCESS
+        wait_until(lambda: connection.call(RequestCode.GET_MAX_OFFSET, queue).fields["offset"] == "2")
+        filtered = connection.call(pull("TaggedBatches", expression="red", suspend_ms=0))
+    assert filtered.code == ResponseCode.PULL_RETRY_IMMEDIATELY

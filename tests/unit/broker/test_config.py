@@ -148,8 +148,9 @@ def test_the_registration_interval_is_bounded(wanted_s: float, used_s: float) ->
     ("line", "complaint"),
     [
         ("brokerRole=SLAVE", "brokerId=0 from {path} does not fit brokerRole (expected 1 or more for a slave)"),
-        ("brokerId=1", "brokerId=1 from {path} does not fit brokerRole (expected 0 for a master, or brokerRole=SLAVE)"),
-        ("enableControllerMode=true", "enableControllerMode=true from {path} is not supported: "),
+        ("brokerId=1", "brokerId=1 from {path} does not fit brokerRole (expected 0 for a master"),
+        ("brokerId=-1", "brokerId=-1 from {path} does not fit brokerRole"),
+        ("enableControllerMode=true", "enableControllerMode=true from {path} needs controllerAddr"),
         (
             "enableDLegerCommitLog=true",
             "enableDLegerCommitLog=true from {path} is not supported: this broker has no DLedger",
@@ -192,6 +193,7 @@ def test_an_unsupported_or_wrong_value_is_refused_in_one_line(tmp_path: Path, li
         "aclEnable=false",
         "authenticationProvider=org.apache.rocketmq.auth.authentication.provider.DefaultAuthenticationProvider",
         "enableControllerMode=false",
+        "enableControllerMode=true\ncontrollerAddr=10.0.0.1:9878\nbrokerId=-1\nbrokerRole=SLAVE\nminInSyncReplicas=2",
         "storeType=default",
         "storePathRootDir=/data\nstorePathCommitLog=/data/commitlog",
         "inSyncReplicas=1",

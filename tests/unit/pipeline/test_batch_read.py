@@ -8,10 +8,12 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThan, LessThanOrEqual
 
 from skyroute import Compression
 from skyroute.blocking import Admin, Producer
@@ -143,6 +145,24 @@ def test_batches_stored_as_one_record_are_split(cluster: Cluster, pull_messages:
     assert bodies(rows) == numbers(0, 40)
 
 
+def test_tags_are_found_inside_batches_stored_as_one_record(cluster: Cluster) -> None:
+    with Admin(cluster.name_server_address) as admin:
+        attributes = {"queue.type": "BatchCQ"}
+        admin.create_topic("Tagged", read_queues=1, write_queues=1, cluster="DefaultCluster", attributes=attributes)
+    queue = QueueRef("Tagged", "broker-0", 0)
+    with Producer("senders", cluster.name_server_address) as producer:
+        for first in (0, 10):
+            tagged = [
+                Message("Tagged", b"%d" % number, tag=("sent", "paid")[number % 2])
+                for number in range(first, first + 10)
+            ]
+            producer.send_batch(tagged, queue=queue)
+        producer.send(Message("Tagged", b"20", tag="sent"), queue=queue)
+        producer.send(Message("Tagged", b"21", tag="paid"), queue=queue)
+    rows = read(cluster, topic="Tagged", tags="paid")
+    assert bodies(rows) == [b"%d" % number for number in range(1, 22, 2)]
+
+
 # ----------------------------------------------------------------------------------------------------- topics and tags
 
 
@@ -223,7 +243,7 @@ def test_timestamps_set_the_start_and_the_end(cluster: Cluster) -> None:
     by_queue = offsets("Timed", broker_0_0=int(middle))
     assert bodies(read(cluster, **chosen, startingOffsetsByTimestamp=by_queue)) == numbers(5, 10)
     later = str(int(time.time() * 1000) + 60_000)
-    with pytest.raises(SourceError, match="no message stored at"):
+    with pytest.raises(SourceError, match=r"^startingTimestamp: .* has no message stored at"):
         read(cluster, **chosen, startingTimestamp=later)
     assert read(cluster, **chosen, startingTimestamp=later, startingOffsetsByTimestampStrategy="latest") == []
 
@@ -506,3 +526,40 @@ def test_an_unreachable_name_server_is_an_error() -> None:
     )
     with pytest.raises(BrokerLostError, match="request failed 2 times: no name server"):
         OffsetLookup(options).queues()
+
+
+def test_json_bodies_are_columns_and_wrong_ones_are_rejects(cluster: Cluster) -> None:
+    make_topic(cluster, "Json", queues=1)
+    queue = QueueRef("Json", "broker-0", 0)
+    with Producer("senders", cluster.name_server_address) as producer:
+        for body in (b'{"id": 1, "price": 2.5}', b"{", b'{"id": 3}'):
+            producer.send(Message("Json", body), queue=queue)
+    options = {"topic": "Json", "bodyFormat": "json", "bodySchema": "id INT, price DOUBLE"}
+    rows = read(cluster, **options, rejects="column")
+    assert [row["body"] for row in rows] == [{"id": 1, "price": 2.5}, None, {"id": 3, "price": None}]
+    assert [bool(row["reject"]) for row in rows] == [False, True, False]
+    with pytest.raises(
+        RejectedRecordError, match=r"offset 1 of Json@broker-0:0 cannot be decoded: the body is not JSON"
+    ):
+        read(cluster, **options)
+    assert [row["body"] for row in read(cluster, topic="Json", bodyFormat="string")][1] == "{"
+
+
+def test_pushed_conditions_narrow_what_is_read(cluster: Cluster) -> None:
+    make_topic(cluster, "Pushed", queues=2)
+    for queue_id in (0, 1):
+        send(cluster, "Pushed", 5, queue_id=queue_id)
+    last = max(row["store_timestamp"] for row in read(cluster, topic="Pushed"))
+    chosen = source(cluster, topic="Pushed", pushFilters="true")
+    for conditions, expected in (
+        ([EqualTo(("queue_id",), 1)], 5),
+        ([In(("queue_id",), (1, 7))], 5),
+        ([GreaterThan(("store_timestamp",), last + timedelta(seconds=1))], 0),
+        ([LessThanOrEqual(("store_timestamp",), last)], 10),
+        ([LessThan(("store_timestamp",), last - timedelta(hours=1))], 0),
+        ([EqualTo(("tags",), "paid")], 0),
+        ([EqualTo(("body",), b"1")], 10),
+    ):
+        reader: Any = chosen.reader(chosen.schema())
+        assert list(reader.pushFilters(conditions)) == conditions, "Spark checks all of them again"
+        assert len(rows_of(reader, reader.partitions())) == expected, conditions

@@ -82,7 +82,7 @@ def test_all_wrong_options_are_reported_at_once_with_suggestions() -> None:
         "unknown option startingofsets: did you mean startingOffsets?",
         "failOnDataLoss: invalid value 'maybe' (expected true or false)",
         "maxOffsetsPerTrigger: invalid value '0' (expected a whole number, 1 or more)",
-        "startingTimestamp: invalid value 'yesterday' (expected a whole number",
+        "startingTimestamp: invalid value 'yesterday' (expected milliseconds since 1970",
         "bodi is not one: did you mean body?",
         "endingOffsets: invalid value 'earliest' (expected JSON such as",
         '(expected JSON such as {"Orders": ["broker-a:0"',
@@ -205,3 +205,32 @@ def test_a_custom_schema_must_use_known_columns_and_types() -> None:
 
 def test_secrets_are_not_shown() -> None:
     assert "s3cret" not in repr(read(accessKey="me", secretKey="s3cret"))
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms", "moves"),
+    [
+        ("1700000000000", 1_700_000_000_000, False),
+        ("2023-11-14T22:13:20", 1_700_000_000_000, False),
+        ("2023-11-15T06:13:20+08:00", 1_700_000_000_000, False),
+        ("-1h", 1_699_996_400_000, True),
+        ("-90 s", 1_699_999_910_000, True),
+    ],
+)
+def test_a_time_is_a_number_an_iso_time_or_relative(text: str, time_ms: int, *, moves: bool) -> None:
+    given = CaseInsensitiveDict({"nameServer": "127.0.0.1:9876", "topic": "Orders", "startingTimestamp": text})
+    start = read_options(given, now_ms=1_700_000_000_000).start
+    assert start is not None
+    assert (start.time_ms, start.moves) == (time_ms, moves)
+
+
+def test_a_wrong_time_and_a_group_start_without_a_group_are_rejected() -> None:
+    assert "startingTimestamp: invalid value 'soon' (expected milliseconds since 1970" in error_of(
+        startingTimestamp="soon"
+    )
+    assert "startingOffsets=group needs groupId" in error_of(startingOffsets="group")
+
+
+def test_columns_of_a_body_need_the_format_json() -> None:
+    assert "bodySchema needs bodyFormat=json" in error_of(bodySchema="id INT")
+    assert "bodySchema: invalid value 'id FOO'" in error_of(bodyFormat="json", bodySchema="id FOO")

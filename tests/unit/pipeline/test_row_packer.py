@@ -1,6 +1,7 @@
 """Rows are packed into valid batches, in order, each row with its idempotency key."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ TYPES = {
     "properties": pa.map_(pa.string(), pa.string()),
     "sharding_key": pa.string(),
     "delay_level": pa.int32(),
+    "deliver_at": pa.timestamp("us", tz="UTC"),
     "queue_id": pa.int32(),
     "broker_name": pa.string(),
 }
@@ -126,6 +128,16 @@ def test_rows_can_be_written_as_read_and_columns_override_properties() -> None:
     read += [(IDEMPOTENCY_KEY, "an older key"), ("DELAY", "3")]
     batches = packed(packer(), table(body=[b"one"], tags=["new"], properties=[read]))
     assert properties_of(batches) == [{"shop": "north", "KEYS": "k1", "TAGS": "new", IDEMPOTENCY_KEY: "query/3/1/0"}]
+
+
+def test_rows_with_a_delivery_time_are_sent_alone() -> None:
+    at = datetime(2026, 11, 15, 11, 0, tzinfo=UTC)
+    batches = packed(packer(), table(body=[b"1", b"2", b"3", b"4"], deliver_at=[None, at, at, None]))
+    assert [batch.count for batch in batches] == [1, 1, 1, 1]
+    times = [properties.get("TIMER_DELIVER_MS") for properties in properties_of(batches)]
+    assert times == [None, "1794740400000", "1794740400000", None]
+    with pytest.raises(RowError, match="it has a delay_level and a deliver_at: set one of them"):
+        packed(packer(), table(body=[b"1"], deliver_at=[at], delay_level=[1]))
 
 
 def test_several_keys_are_separated_by_spaces() -> None:

@@ -19,6 +19,7 @@ from skyroute.pipeline.sink import options as write_side
 from skyroute.pipeline.sink.columns import COLUMNS, SinkSchemaError, check_columns
 from skyroute.pipeline.sink.options import read_write_options
 from skyroute.pipeline.sink.writers import stream_writer, writer
+from skyroute.pipeline.source.options import read_option_names
 from tests.support.shown import code_spans, table_below
 
 OPTIONS = {"nameServer": "127.0.0.1:9876", "topic": "Orders"}
@@ -121,7 +122,15 @@ def test_a_system_topic_is_rejected(topic: str) -> None:
 
 
 def test_the_checkpoint_location_is_left_to_spark() -> None:
-    assert read_write_options({**OPTIONS, "checkpointLocation": "/tmp/x"}).topic == "Orders"
+    assert read_write_options({**OPTIONS, "checkpointLocation": "/tmp/x", "queryName": "q"}).topic == "Orders"
+
+
+def test_options_of_a_read_are_ignored_but_filters_are_refused() -> None:
+    names = read_option_names()
+    shared = {**OPTIONS, "columns": "body", "includeProperties": "true", "startingOffsets": "earliest"}
+    assert read_write_options(shared, names).topic == "Orders"
+    with pytest.raises(OptionsError, match="tags: filters a read: remove it, or give each row a column tags"):
+        read_write_options({**shared, "tags": "paid"}, names)
 
 
 def test_the_path_of_save_is_the_topic() -> None:
@@ -134,6 +143,12 @@ def test_a_topic_cannot_be_overwritten() -> None:
         writer(OPTIONS, columns, overwrite=True)
     with pytest.raises(OptionsError, match=r'use outputMode\("append"\)'):
         stream_writer(OPTIONS, columns, overwrite=True)
+
+
+def test_the_hint_names_only_an_output_mode_that_spark_allows() -> None:
+    with pytest.raises(OptionsError) as raised:
+        stream_writer(OPTIONS, frame(body=TEXT), overwrite=True)
+    assert "update" not in str(raised.value)
 
 
 def test_columns_and_options_are_documented(monkeypatch: pytest.MonkeyPatch) -> None:

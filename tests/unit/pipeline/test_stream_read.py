@@ -5,15 +5,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from skyroute.blocking import Admin
 from skyroute.message.queue_ref import QueueRef
+from skyroute.pipeline import spark_versions
 from skyroute.pipeline.connections import close_all
+from skyroute.pipeline.options import OptionsError
 from skyroute.pipeline.source import stream
 from skyroute.pipeline.source.errors import DataLossError
 from skyroute.pipeline.source.lag_listener import Lag, LagListener
-from skyroute.pipeline.source.stream import StreamReader
+from skyroute.pipeline.source.stream import EarlyStreamReader, StreamReader
+from skyroute.pipeline.spark_versions import ReadAllAvailable, ReadMaxRows
 from skyroute.testing import Cluster
 from skyroute.testing import cluster as started_cluster
 from tests.support.waiting import wait_until
@@ -39,9 +41,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def open_stream(cluster: Cluster, **given: str) -> StreamReader:
     chosen = source(cluster, **{"startingOffsets": "earliest", **given})
-    reader = chosen.streamReader(chosen.schema())
-    assert isinstance(reader, StreamReader)
-    return reader
+    return StreamReader(chosen.options, chosen.schema())  # as from Spark 4.2 on
 
 
 def through_json(offset: Any) -> Any:
@@ -227,6 +227,85 @@ def test_report_group_offsets_commits_the_offsets_of_the_group(cluster: Cluster)
         QueueRef("Reported", "broker-0", 0): 4,
         QueueRef("Reported", "broker-1", 0): 0,
     }
+
+
+def open_early(cluster: Cluster, **given: str) -> EarlyStreamReader:
+    chosen = source(cluster, **{"startingOffsets": "earliest", **given})
+    return EarlyStreamReader(chosen.options, chosen.schema())
+
+
+def early_batch(reader: EarlyStreamReader, start: Any) -> tuple[Any, list[bytes]]:
+    """Plan and read a batch in the order of calls of Spark 4.0 and 4.1."""
+    end = through_json(reader.latestOffset())
+    start = through_json(reader.initialOffset()) if start is None else start
+    return end, bodies(read_between(reader, start, end))
+
+
+def test_before_spark_4_2_every_message_is_read_once(cluster: Cluster) -> None:
+    make_topic(cluster, "Early", queues=1)
+    send(cluster, "Early", 3)
+    reader = open_early(cluster, topic="Early")
+    end, found = early_batch(reader, None)
+    assert found == [b"0", b"1", b"2"]
+    send(cluster, "Early", 2, first=3)
+    end, found = early_batch(reader, end)
+    assert found == [b"3", b"4"]
+    restarted = open_early(cluster, topic="Early")
+    assert restarted.partitions(end, end) == [], "Spark plans the last batch again"
+    send(cluster, "Early", 1, first=5)
+    assert early_batch(restarted, end)[1] == [b"5"]
+
+
+def test_before_spark_4_2_a_stream_from_the_latest_offset_skips_nothing(cluster: Cluster) -> None:
+    make_topic(cluster, "EarlyLatest", queues=1)
+    send(cluster, "EarlyLatest", 3)
+    reader = open_early(cluster, topic="EarlyLatest", startingOffsets="latest")
+    end = through_json(reader.latestOffset())
+    send(cluster, "EarlyLatest", 2, first=3)
+    assert read_between(reader, through_json(reader.initialOffset()), end) == []
+    assert early_batch(reader, end)[1] == [b"3", b"4"]
+
+
+def test_before_spark_4_2_a_limit_is_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_versions, "HAS_READ_LIMITS", False)
+    with pytest.raises(OptionsError, match=r"maxOffsetsPerTrigger needs Spark 4\.2 or newer"):
+        open_early(cluster, topic="Early", maxOffsetsPerTrigger="10")
+
+
+def test_a_stream_starts_at_the_offsets_of_a_group(cluster: Cluster) -> None:
+    make_topic(cluster, "Grouped", queues=1)
+    send(cluster, "Grouped", 5)
+    reported = open_stream(cluster, topic="Grouped", groupId="before", reportGroupOffsets="true")
+    step(reported, reported.initialOffset())  # a pull creates the group
+    reported.commit({"Grouped": {"broker-0:0": 3, "broker-1:0": 0}})
+    reader = open_stream(cluster, topic="Grouped", groupId="before", startingOffsets="group")
+    assert reader.initialOffset() == {"Grouped": {"broker-0:0": 3, "broker-1:0": 0}}
+    unknown = open_stream(cluster, topic="Grouped", groupId="nobody-yet", startingOffsets="group")
+    assert unknown.initialOffset() == {"Grouped": {"broker-0:0": 0, "broker-1:0": 0}}
+
+
+def test_a_reported_group_is_found_without_its_topic(cluster: Cluster) -> None:
+    make_topic(cluster, "Seen", queues=1)
+    send(cluster, "Seen", 4)
+    reader = open_stream(cluster, topic="Seen", groupId="seers", reportGroupOffsets="true")
+    end, _ = step(reader, reader.initialOffset())
+    reader.commit(end)
+    with Admin(cluster.name_server_address) as admin:
+        wait_until(lambda: "seers" in admin.groups())
+        assert admin.progress("seers").queues[QueueRef("Seen", "broker-0", 0)].lag == 0
+
+
+def test_the_last_batch_of_available_now_is_reported(cluster: Cluster) -> None:
+    make_topic(cluster, "Last", queues=1)
+    send(cluster, "Last", 4)
+    reader = open_stream(cluster, topic="Last", groupId="finishers", reportGroupOffsets="true")
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    end, _ = step(reader, start)
+    assert step(reader, end)[0] == end, "Spark asks once more after the last batch, and then ends"
+    with Admin(cluster.name_server_address) as admin:
+        progress = admin.progress("finishers", topic="Last")
+    assert progress.queues[QueueRef("Last", "broker-0", 0)].consumer_offset == 4
 
 
 def test_largest_offsets_are_cached_for_an_idle_stream(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,8 @@ class Registrar:
         mappings: QueueMappings | None = None,
     ) -> None:
         self._identity = identity
+        self.broker_id = identity.broker_id
+        """Changes with the role, in controller mode."""
         self._mappings = mappings
         self._topics = topics
         self._config = config
@@ -225,7 +227,7 @@ class Registrar:
         own = self._identity
         try:
             await channel.call(
-                encode_unregistration(Unregistration(own.cluster, own.name, own.broker_id, own.address)), UNREGISTER_S
+                encode_unregistration(Unregistration(own.cluster, own.name, self.broker_id, own.address)), UNREGISTER_S
             )
         except RemotingError as error:
             log.debug("unregistration failed name_server=%s reason=%s", channel.address, error)
@@ -365,7 +367,7 @@ class Registrar:
         return Registration(
             cluster=own.cluster,
             broker_name=own.name,
-            broker_id=own.broker_id,
+            broker_id=self.broker_id,
             address=own.address,
             ha_address=self.ha_address,
             acting_master=acting,
@@ -390,7 +392,8 @@ class Registrar:
         """Return the registration of all topics, encoded again only if it changed."""
         async with self._encoding:
             always = self._config.compress_registration
-            depends_on = (self._topics.version, self._config.broker_permission, always, self.ha_address)
+            role = self.broker_id, self.ha_address
+            depends_on = (self._topics.version, self._config.broker_permission, always, role)
             if self._encoded is None or self._encoded[0] != depends_on:
                 topics = list(self._topics.all().values())
                 registration = self._registration(self._summaries(topics))

@@ -203,7 +203,7 @@ class LongPolling(WaitingRequests[tuple[str, int]]):
         self._watched: dict[str, Callable[[str, int], None]] = {}
         """Callbacks by topic: see `watch`."""
         self.wake_after_flush = False
-        """Messages are visible only after a flush: `wake` wakes pulls, and an arrival does not."""
+        """Messages are visible only after a flush, or once slaves have them: `wake` wakes pulls, not an arrival."""
 
     def watch(self, topic: str, notify: Callable[[str, int], None]) -> None:
         """Call `notify` with topic and queue whenever `wake` finds that a topic has new messages."""
@@ -221,9 +221,10 @@ class LongPolling(WaitingRequests[tuple[str, int]]):
                 asyncio.get_running_loop().call_soon(self.wake)
             self._woken.add(queue)
 
-    def wake(self) -> None:
-        """Check the pulls of all queues with new messages."""
-        woken, self._woken = self._woken, set()
+    def wake(self, *, is_complete: bool = True) -> None:
+        """Check the pulls of all queues with new messages; again at the next call if some may not be visible yet."""
+        woken = self._woken
+        self._woken = set() if is_complete else set(woken)
         self._begin(work for queue in woken if (work := self._check(queue)) is not None)
         if self._watched:
             for topic, queue_id in woken:

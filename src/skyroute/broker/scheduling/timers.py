@@ -109,6 +109,7 @@ class Timers:
         self._enabled = enabled
         self._delay_max_s = delay_max_s
         self._precision_ms = precision_ms
+        self._near_max = near_max
         self._slots = Slots(near_max)
         self._start = TimerProgress()
         """Progress at the start of this process."""
@@ -157,6 +158,9 @@ class Timers:
         Raises:
             StoreDamagedError: the file is damaged.
         """
+        self._slots = Slots(self._near_max)
+        self._late.clear()
+        self._refill = None
         progress = self._check.load()
         end = self._store.max_offset(TIMER_TOPIC, 0)
         if progress.read_end > end:

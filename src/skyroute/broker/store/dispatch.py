@@ -110,6 +110,8 @@ class Dispatcher:
         """Position, size and time of the newest unwritten record."""
         self._unflushed: dict[Segment, None] = {}
         """Queue segments with writes that may not be on disk."""
+        self.confirmed: int | None = None
+        """Readers see no records that end behind this position, because some replicas lack them; None: no limit."""
         self.has_gaps = False
         """Recovery has skipped units, so the checkpoint must not advance."""
         self.written_ms = 0
@@ -136,20 +138,25 @@ class Dispatcher:
         self.pending.append((queue, offset, position, size, b"", _BATCH_ENTRY, batch.stored_at_ms))
 
     def make_visible(self) -> None:
-        """Show pending records to readers; with `sync_flush`, only those that are on disk."""
+        """Show pending records to readers: with `sync_flush`, those that are on disk, and none behind `confirmed`."""
         self._make_visible(self._visible_end)
         if len(self) > BACKLOG_MAX:
             self.try_write()
 
     @property
     def _visible_end(self) -> int | None:
-        return self._log.flushed if self._settings.sync_flush else None
+        if self.confirmed is None:
+            return self._log.flushed if self._settings.sync_flush else None
+        return min(self.confirmed, self._log.flushed) if self._settings.sync_flush else self.confirmed
 
     def _make_visible(self, up_to: int | None) -> None:
         ready, self.pending = self.pending, []
         self._pending_bytes = 0
-        if up_to is not None and ready and ready[-1][2] >= up_to:
-            self.pending = [record for record in ready if record[2] >= up_to]
+        if up_to is not None and ready and ready[-1][2] + ready[-1][3] > up_to:
+            if ready[0][2] + ready[0][3] > up_to:  # usual while slaves lag: as many may wait as senders send meanwhile
+                self.pending = ready
+                return
+            self.pending = [record for record in ready if record[2] + record[3] > up_to]
             del ready[len(ready) - len(self.pending) :]
         if not ready:
             return

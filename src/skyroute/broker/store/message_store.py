@@ -57,6 +57,7 @@ class MessageStore(StoreReader):
         """Position of the partial record at the end of a slave's log, until its next bytes arrive."""
         self._replicated: ReplicatedLog | None = None
         """Set by the first bytes of another broker's log."""
+        self._keeps_confirmed = False
         self._running_flush: Flush | None = None
         self.recovered: Recovered | None = None
         self.damage = DamageReport()
@@ -187,6 +188,8 @@ class MessageStore(StoreReader):
         try:
             if not isinstance(self._refusal, StoreClosedError):
                 self.flush(thorough=False)
+                self._note_confirmed()
+                self._dispatcher.confirmed = None  # a clean start takes queues and index for complete
                 self._dispatcher.write_all()
                 self._dispatcher.end_index_process()
                 self.flush()
@@ -407,6 +410,30 @@ class MessageStore(StoreReader):
         self._last_stored_ms = max(self._last_stored_ms, self._replicated.stored_ms)
         return found
 
+    def finish_raw(self, now_ms: int) -> None:
+        """Dispatch all whole records, and cut a partial one off: from now on this broker appends by itself.
+
+        Raises:
+            ForeignLogError, FileWriteError: as `dispatch_raw` and `truncate_to`.
+        """
+        while self.dispatch_raw()[1]:
+            pass
+        self.truncate_to(self.whole_end, now_ms)
+        self._replicated = self._partial = None
+
+    def confirm(self, position: int | None) -> None:
+        """Show readers only records that end at or before a position; None: all.
+
+        Once called, the position is kept in the checkpoint, for Apache's broker.
+        """
+        self._dispatcher.confirmed = position
+        self._keeps_confirmed = True
+
+    def _note_confirmed(self) -> None:
+        if self._keeps_confirmed:
+            confirmed = self._dispatcher.confirmed
+            self._checkpoint.note_confirmed(self._log.end if confirmed is None else min(confirmed, self._log.end))
+
     def newest_record(self) -> tuple[int, bytes] | None:
         """Return position and content of the newest record that a queue has; None if there is none."""
         units = [unit[0] for queue in self._queues.by_key.values() if (unit := queue.newest_unit()) is not None]
@@ -443,6 +470,7 @@ class MessageStore(StoreReader):
             return ()
         if position < log.start:
             raise ForeignLogError(f"the log cannot be cut at {position}: it begins at {log.start}")
+        dispatcher.write_up_to(None)  # also records that readers may not see yet: none may be pending afterwards
         dispatcher.write_all()
         dispatcher.end_index_process()
         whole_end = self._find_whole_end(position)
@@ -524,6 +552,7 @@ class MessageStore(StoreReader):
         """
         self._log.note_flushed(flush.log_end)
         if flush.queues_ms is not None:
+            self._note_confirmed()
             self._checkpoint.note_flush(flush.log_end_ms, flush.queues_ms, flush.index_ms, flush.on_disk)
 
     def fail_flush(self, cause: StorageError) -> None:

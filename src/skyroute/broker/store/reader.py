@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +59,7 @@ class StoreReader:
         A batch that was stored as one record is returned whole, even if the offset is inside it.
 
         `accept` filters by tag code, then `accept_record` by the record. The search ends when `may_go_on` is false.
+        A batch has no tag of its own, its messages may have any: it passes `accept`, and the client compares tags.
         """
         if self._dispatcher.pending:
             self._dispatcher.make_visible()
@@ -80,6 +82,8 @@ class StoreReader:
         if found is None:
             return QueueRead(ReadStatus.SEGMENT_MISSING, queue.next_segment(offset), low, high)
         first, units, stops = found
+        if accept is not None and queue.is_batch_queue:
+            accept = partial(_may_hold, accept)
         return collect(
             *(self._log, first, units, stops, low, high, count_max, bytes_max, accept, accept_record, may_go_on)
         )
@@ -201,3 +205,7 @@ class StoreReader:
         """The process id of the index process; None if there is none."""
         process = self._index_writer.process
         return None if process is None else process.pid
+
+
+def _may_hold(accept: Callable[[int], bool], code: int) -> bool:
+    return not code or accept(code)

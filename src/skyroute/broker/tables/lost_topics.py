@@ -37,22 +37,35 @@ def reconcile_topics(topics: Topics, store: MessageStore, had_queues: set[str]) 
     Raises:
         StorageError: the queues cannot be removed.
     """
-    unknown = [
-        name
-        for name in sorted(store.topics())
-        if topics.get(name) is None and not topics.is_system(name) and not name.startswith(LIGHT_QUEUE_PREFIX)
-    ]
+    unknown = _unknown_topics(topics, store)
     if topics.may_lack_topics:
-        for name in unknown:
-            queues = min(store.queue_ids(name)[-1] + 1, QUEUES_MAX)
-            attributes = {QUEUE_TYPE: BATCH_QUEUE} if (store.folder / _BATCH_QUEUES / name).is_dir() else {}
-            topics.put(TopicConfig(name, queues, queues, attributes=attributes))
-        _warn("topics restored from their queues, check their settings", unknown)
+        _restore(topics, store, unknown)
         return
     for name in unknown:
         if name not in had_queues:
             store.delete_topic(name)
     _warn("queues of unknown topics kept, cleanUnusedTopic removes them", [n for n in unknown if n in had_queues])
+
+
+def restore_topics(topics: Topics, store: MessageStore) -> None:
+    """Add topics that have messages and no entry in the table: a slave got them from the log of its dead master."""
+    _restore(topics, store, _unknown_topics(topics, store))
+
+
+def _unknown_topics(topics: Topics, store: MessageStore) -> list[str]:
+    return [
+        name
+        for name in sorted(store.topics())
+        if topics.get(name) is None and not topics.is_system(name) and not name.startswith(LIGHT_QUEUE_PREFIX)
+    ]
+
+
+def _restore(topics: Topics, store: MessageStore, names: list[str]) -> None:
+    for name in names:
+        queues = min(store.queue_ids(name)[-1] + 1, QUEUES_MAX)
+        attributes = {QUEUE_TYPE: BATCH_QUEUE} if (store.folder / _BATCH_QUEUES / name).is_dir() else {}
+        topics.put(TopicConfig(name, queues, queues, attributes=attributes))
+    _warn("topics restored from their queues, check their settings", names)
 
 
 def _warn(what: str, names: list[str]) -> None:

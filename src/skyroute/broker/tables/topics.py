@@ -176,6 +176,11 @@ class Topics(ConfigTable[TopicConfig]):
         """Give the table a new data version, because the permission of the broker has changed."""
         self._changed()
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Give the table the data version of a new master: name servers prefer it to that of an older one."""
+        self.version = self.version._replace(state_version=epoch)
+        self._changed()
+
     def pieces(self) -> Pieces:
         return self._object_pieces(_TABLE)
 

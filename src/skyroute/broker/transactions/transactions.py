@@ -96,7 +96,10 @@ class Transactions:
         return f"<Transactions {self._open!r}>"
 
     def load(self) -> None:
-        """Find the open transactions. Called once, before the broker serves requests."""
+        """Find the open transactions. Called before the broker serves requests, as master."""
+        self._open = OpenTransactions(self._store)
+        self._ended.clear()
+        self._floors = None
         self._open.load(self._floor_of(HALF_TOPIC), self._floor_of(HALF_DONE_TOPIC))
         if self._open.halves:
             log.info("open transactions found count=%d", len(self._open.halves))

@@ -118,8 +118,11 @@ def availability(
 
         events, until = history.read(spark).events, as_datetime(until_ms)
         result = job.outages(events, until) if as_list else job.availability(events, window_s, until)
+        if window_s is None and not as_list:
+            result = result.drop("window")
         result = result if what is None else result.filter(fn.col("what") == what)
-        return result.orderBy("since" if as_list else "window", "what", "broker", "name", "server")
+        first = ["since"] if as_list else [] if window_s is None else ["window"]
+        return result.orderBy(*first, "what", "broker", "name", "server")
 
     run_job(query, "computing availability", history=history, **options)
 
@@ -282,7 +285,7 @@ def traffic(name_servers: str, topics: tuple[str, ...], window_s: float, *, by_k
     default="1m",
     show_default=True,
     metavar="DURATION",
-    help="Duration of the sampling.",
+    help="Duration of the sampling, from the first sample on.",
 )
 @click.option(
     "--samples",
@@ -315,9 +318,7 @@ def lag(
     def query(spark: "SparkSession") -> "DataFrame":
         from skyroute.pipeline.jobs import lag as job
 
-        sampling = job.start_sampling(spark, name_servers, samples, every_s=every_s, groups=groups)
-        sampling.awaitTermination(for_s)  # type: ignore[arg-type] # accepts fractions
-        sampling.stop()
+        job.take_samples(spark, name_servers, samples, every_s=every_s, for_s=for_s, groups=groups)
         return job.lag(job.read_samples(spark, samples), window_s).orderBy("window", "consumer_group", "topic")
 
     run_job(query, "taking samples", **options)

@@ -41,6 +41,8 @@ def details(record: Record) -> Iterator[str]:
             yield f"{name}={value}"
     if record.missing_from is not None:
         yield f"missing={record.missing_from}..{record.seq}"
+    if record.alive_ms is not None:
+        yield f"alive_until={show_moment(record.alive_ms)}"
     if record.kind in _WITH_STATES:
         yield from _difference(record.before or State(), record.after or State())
     elif record.version is not None:

@@ -17,7 +17,7 @@ from skyroute.clock import Clock
 from skyroute.files.disk import Disk
 from skyroute.files.errors import FileWriteError
 from skyroute.nameserver.journal.records import Numbered, bytes_of, encode, part_count, split, weight_of
-from skyroute.nameserver.journal.recovery import RecoveredJournal, recover
+from skyroute.nameserver.journal.recovery import RecoveredJournal, recover, write_alive
 from skyroute.nameserver.journal.retention import outdated
 from skyroute.nameserver.journal.segments import OpenSegment, TornSegmentError, close_torn, open_segments
 from skyroute.nameserver.server_events import Change, Gap
@@ -33,6 +33,8 @@ LINGER_S: Final = 0.05
 SYNC_S: Final = 1.0
 """Maximum time between a write and its sync."""
 RETRY_S: Final = 1.0
+ALIVE_S: Final = 60.0
+"""Time between two signs of life. After a crash, the last one says how long the name server ran without a change."""
 QUEUE_BYTES_MAX: Final = 256 * 1024 * 1024
 CLOSE_S: Final = 10.0
 """Maximum time that `close` waits for the writer."""
@@ -92,6 +94,8 @@ class Journal:
         self._segment: OpenSegment | None = None
         self._unsynced_since: float | None = None
         """Time of the first write since the last sync; None if all is synced."""
+        self._alive_at: float | None = None
+        """Monotonic time of the last sign of life."""
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
 
@@ -120,7 +124,8 @@ class Journal:
         journal = cls(folder, found, server_id=server_id, limits=limits, clock=clock, disk=disk)
         if not found.ended_in_order:
             journal.sequence += SKIPPED_AFTER_CRASH
-            journal._enqueue_gap(found.last + 1, CRASH)
+            journal._enqueue_gap(found.last + 1, CRASH, found.alive_ms)
+        journal._show_life()
         journal._thread.start()
         return journal
 
@@ -176,9 +181,9 @@ class Journal:
             self._enqueue_gap(self._missing_from, OVERFLOW)
             self._missing_from = None
 
-    def _enqueue_gap(self, missing_from: int, reason: str) -> None:
+    def _enqueue_gap(self, missing_from: int, reason: str, alive_ms: int | None = None) -> None:
         wall_ms, mono_ms = int(self._clock.wall() * 1000), int(self._clock.monotonic() * 1000)
-        gap = Gap(missing_from, reason)
+        gap = Gap(missing_from, reason, alive_ms)
         self._weight_in += weight_of(gap)
         self._bytes_in += bytes_of(gap)
         # Its sequence number is the last of the missing ones.
@@ -203,6 +208,7 @@ class Journal:
             self._wake.clear()
             self._signalled = False
             closing = self._closing.is_set()
+            self._show_life()
             try:
                 self._write_waiting()
                 self._finish_or_sync(closing=closing)
@@ -213,11 +219,17 @@ class Journal:
                 self._note_success()
                 self._closing.wait(LINGER_S)
 
-    def _wait_s(self) -> float | None:
-        """Return how long to wait for new changes; None for ever."""
+    def _wait_s(self) -> float:
+        """Return how long to wait for new changes."""
         if self._failing:
             return 0.0
-        return SYNC_S if self._segment is not None else None
+        return SYNC_S if self._segment is not None else ALIVE_S
+
+    def _show_life(self) -> None:
+        now = self._clock.monotonic()
+        if self._alive_at is None or now - self._alive_at >= ALIVE_S:
+            self._alive_at = now
+            write_alive(self._folder, self._disk, int(self._clock.wall() * 1000))
 
     def _write_waiting(self) -> None:
         while self._batch or self._parts or self._queue:

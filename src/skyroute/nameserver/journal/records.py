@@ -165,7 +165,12 @@ def _content(change: Change) -> Mapping[str, Any]:
         case ServerStopped():
             return {"kind": Kind.SERVER_STOPPED}
         case Gap():
-            return {"kind": Kind.GAP, "missing_from": change.missing_from, "reason": change.reason}
+            return {
+                "kind": Kind.GAP,
+                "missing_from": change.missing_from,
+                "reason": change.reason,
+                "alive_ms": change.alive_ms,
+            }
         case _:
             return _replicas_content(change) if isinstance(change, ReplicasChanged) else _event_content(change)
 

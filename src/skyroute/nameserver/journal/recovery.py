@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Final
 
 from skyroute.files.disk import Disk
+from skyroute.files.errors import FileWriteError
+from skyroute.files.replace import replace_file
 from skyroute.nameserver.journal.index import Index, load_index
 from skyroute.nameserver.journal.schema import Kind
 from skyroute.nameserver.journal.segments import close_torn, open_segments, read_mark
 
 log = logging.getLogger(__name__)
+
+ALIVE_NAME: Final = "_alive"
+"""File with the time at which the name server was last known to run, in milliseconds since 1970."""
 
 _TAIL_BYTES: Final = 4096
 """Bytes read at the end of a segment: enough for the record of a stop."""
@@ -26,6 +31,8 @@ class RecoveredJournal:
     torn_bytes: int
     ended_in_order: bool
     """Whether the last record is that of a stop, or there is no record."""
+    alive_ms: int | None = None
+    """Wall time of the last sign of life; None if the journal is of a version without such a file."""
 
 
 def recover(folder: Path, disk: Disk, floor: int = 0) -> RecoveredJournal:
@@ -45,7 +52,24 @@ def recover(folder: Path, disk: Disk, floor: int = 0) -> RecoveredJournal:
         log.warning("journal segment missing file=%s first=%d last=%d", segment.name, segment.first, segment.last)
     index.write(disk)
     last = max(floor, index.last, *(segment.last for segment in removed), 0)
-    return RecoveredJournal(index, last, torn_bytes, ended_in_order=last == 0 or _ends_with_stop(index, last))
+    ended_in_order = last == 0 or _ends_with_stop(index, last)
+    return RecoveredJournal(index, last, torn_bytes, ended_in_order, read_alive(folder))
+
+
+def write_alive(folder: Path, disk: Disk, wall_ms: int) -> None:
+    """Replace the file with the time of the last sign of life. An error is only logged: the next one follows soon."""
+    try:
+        replace_file(folder / ALIVE_NAME, b"%d\n" % wall_ms, keep_backup=False, disk=disk)
+    except FileWriteError as error:
+        log.debug("sign of life not written cause=%s", error)
+
+
+def read_alive(folder: Path) -> int | None:
+    """Return the wall time of the last sign of life; None if there is none, or the file is damaged."""
+    try:
+        return int((folder / ALIVE_NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def _ends_with_stop(index: Index, last: int) -> bool:

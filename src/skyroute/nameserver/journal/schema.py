@@ -103,6 +103,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     torn_bytes: int | None = None
     missing_from: int | None = None
     reason: str | None = None
+    alive_ms: int | None = None
     master_epoch: int | None = None
     sync_set_epoch: int | None = None
     unclean: bool | None = None

@@ -27,11 +27,12 @@ def availability(events: DataFrame, window_s: float | None = None, until: dateti
 
     Args:
         events: the journal's events.
-        window_s: length of a window; None: one window for everything.
+        window_s: length of a window; None: one window for everything, and the column `window` is null.
         until: the end of the observation of servers that still run; None: the last record of all servers.
 
     An outage belongs to the window in which it began. `mttr_s` is the mean time to recovery of ended outages. After
-    missing sequence numbers, rows are not `certain` until the next start of that server.
+    missing sequence numbers, rows are not `certain` until the next start of that server. Nor are they if the server
+    crashed at an unknown time, which happens in journals without signs of life.
     """
     intervals = _intervals(events, until)
     window_ms = None if window_s is None else int(window_s * 1000)
@@ -52,7 +53,7 @@ def availability(events: DataFrame, window_s: float | None = None, until: dateti
     observed = fn.col("up_s") + fn.col("down_s")
     return found.select(
         *_SUBJECT,
-        fn.timestamp_millis("window_ms").alias("window"),
+        (fn.lit(None).cast("timestamp") if window_ms is None else fn.timestamp_millis("window_ms")).alias("window"),
         "up_s",
         "down_s",
         "away_s",
@@ -116,7 +117,7 @@ def _intervals(events: DataFrame, until: datetime | None) -> DataFrame:
         "is_up",
         "cause",
         "recovered_ms",
-        "certain",
+        (fn.col("certain") & (fn.col("next_ms").isNotNull() | fn.col("end_known"))).alias("certain"),
         fn.col("at_ms").alias("since_ms"),
         fn.greatest("at_ms", fn.coalesce("next_ms", "closed_ms")).alias("until_ms"),
         fn.col("closed_ms").alias("end_ms"),

@@ -1,14 +1,14 @@
-"""Lag of consumer groups over time, from samples that a small stream takes."""
+"""Lag of consumer groups over time, from samples taken at regular times."""
 
 import logging
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
-from pyspark.sql.streaming.query import StreamingQuery
 
 from skyroute.blocking import Admin
 from skyroute.client.session.signing import Credentials
@@ -53,19 +53,38 @@ def _sample(admin: Admin, group: str, now: datetime) -> Iterable[Sample]:
         yield Sample(now, group, queue.topic, queue.broker_name, queue.queue_id, progress.lag)
 
 
-def start_sampling(
-    spark: SparkSession, name_servers: str, folder: Path, *, every_s: float, groups: Collection[str] = ()
-) -> StreamingQuery:
-    """Start a query that writes a sample to Parquet every `every_s` seconds, until it is stopped."""
+def take_samples(
+    spark: SparkSession,
+    name_servers: str,
+    folder: Path,
+    *,
+    every_s: float,
+    for_s: float,
+    groups: Collection[str] = (),
+    sleep: Callable[[float], None] = time.sleep,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> int:
+    """Add samples to Parquet files in a folder every `every_s` seconds, for `for_s` seconds after the first sample.
 
-    def keep(_: DataFrame, batch: int) -> None:
-        taken = spark.createDataFrame(sample_lag(name_servers, groups), SAMPLES).coalesce(1)
-        # A repeated batch overwrites its files.
-        taken.write.mode("overwrite").parquet(str(folder / f"batch={batch}"))
+    Returns the number of rounds of samples. A round that takes longer than `every_s` delays the next one.
 
-    ticks = spark.readStream.format("rate").option("rowsPerSecond", 1).load()
-    query = ticks.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder / "_checkpoint"))
-    return query.trigger(processingTime=f"{int(every_s * 1000)} milliseconds").start()
+    Raises:
+        NoNameServerError: no name server responds.
+    """
+    began: float | None = None
+    rounds = 0
+    while True:
+        taken = sample_lag(name_servers, groups)
+        now = monotonic()
+        began = now if began is None else began
+        rounds += 1
+        if taken:
+            rows = spark.createDataFrame(taken, SAMPLES).coalesce(1)
+            rows.write.mode("overwrite").parquet(str(folder / f"batch={int(taken[0].at.timestamp() * 1000)}"))
+        due = began + rounds * every_s
+        if due > began + for_s:
+            return rounds
+        sleep(max(0.0, due - monotonic()))
 
 
 def read_samples(spark: SparkSession, folder: Path) -> DataFrame:

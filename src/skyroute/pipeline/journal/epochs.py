@@ -57,20 +57,27 @@ def _marks(events: DataFrame) -> DataFrame:
 
 
 def epochs(placed: DataFrame) -> DataFrame:
-    """Return each server's epochs with `began_ms` and `ended_ms`; the latter is null while the server runs.
+    """Return each server's epochs with `began_ms`, `ended_ms` and `end_known`. Takes the result of `with_epochs`.
 
-    A crashed server ends with its last record. The gap record after it is ignored, because the next start writes it.
-    Takes the result of `with_epochs`.
+    `ended_ms` is null while the server runs. A crashed server ends with its last sign of life, which the gap record of
+    the next start has. A journal of a version without signs of life ends with its last record: `end_known` is false.
     """
     is_sign = fn.col("kind") != Kind.GAP
     found = placed.groupBy("server", "epoch").agg(
         fn.min("at_ms").alias("began_ms"),
-        fn.max(fn.when(is_sign, fn.col("at_ms"))).alias("seen_ms"),
+        fn.greatest(fn.max(fn.when(is_sign, fn.col("at_ms"))), fn.max("alive_ms")).alias("seen_ms"),
         fn.max_by("kind", "seq").alias("last_kind"),
+        fn.max(fn.when(fn.col("kind") == Kind.SERVER_STOPPED, fn.lit(1))).isNotNull().alias("stopped"),
+        fn.max("alive_ms").isNotNull().alias("was_alive"),
     )
     following = fn.lead("epoch").over(Window.partitionBy("server").orderBy("epoch"))
     has_ended = (fn.col("last_kind") == Kind.SERVER_STOPPED) | following.isNotNull()
-    return found.withColumn("ended_ms", fn.when(has_ended, fn.col("seen_ms"))).drop("last_kind", "seen_ms")
+    return found.withColumns(
+        {
+            "ended_ms": fn.when(has_ended, fn.col("seen_ms")),
+            "end_known": ~has_ended | fn.col("stopped") | fn.col("was_alive"),
+        }
+    ).drop("last_kind", "seen_ms", "stopped", "was_alive")
 
 
 def closed_epochs(placed: DataFrame, until: datetime | None) -> DataFrame:

@@ -23,5 +23,6 @@ RECORD: Final = f"""
     added map<string, {QUEUES}>, changed map<string, array<{QUEUES}>>, removed map<string, {QUEUES}>,
     forbidden array<string>, restored array<string>, mappings map<string, array<{MAPPING}>>, others array<string>,
     namespace string, key string, settings map<string, array<string>>, peer string, restored_brokers bigint,
-    torn_bytes bigint, missing_from bigint, reason string, master_epoch bigint, sync_set_epoch bigint, unclean boolean
+    torn_bytes bigint, missing_from bigint, reason string, alive_ms bigint, master_epoch bigint, sync_set_epoch bigint,
+    unclean boolean
 """

@@ -12,6 +12,7 @@ from pyspark.sql.types import (
     MapType,
     StringType,
     StructType,
+    TimestampType,
 )
 
 from skyroute.errors import SkyrouteError
@@ -27,6 +28,10 @@ def _is_text(kind: DataType) -> bool:
 
 def _is_integer(kind: DataType) -> bool:
     return isinstance(kind, IntegralType)
+
+
+def _is_time(kind: DataType) -> bool:
+    return isinstance(kind, TimestampType)
 
 
 def _is_body(kind: DataType) -> bool:
@@ -49,6 +54,7 @@ COLUMNS: Final[dict[str, tuple[Callable[[DataType], bool], str]]] = {
     "properties": (_is_properties, "map<string,string>"),
     "sharding_key": (_is_text, "string"),
     "delay_level": (_is_integer, "int"),
+    "deliver_at": (_is_time, "timestamp"),
     "queue_id": (_is_integer, "int"),
     "broker_name": (_is_text, "string"),
 }

@@ -1,6 +1,6 @@
 """Parses the options of a write."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +13,8 @@ from skyroute.pipeline.options import ConnectionOptions, OptionReader, read_conn
 QUEUES_MAX: Final = 1_024
 """Largest value of `newTopicQueues`."""
 
-_SPARK_OPTIONS: Final = ("checkpointLocation",)
+_SPARK_OPTIONS: Final = ("checkpointLocation", "queryName")
+_FILTERS: Final = ("tags", "subExpression", "expressionType")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,16 @@ class WriteOptions:
     """Number of queues of an auto-created topic."""
 
 
-def read_write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Parse and check the options of a write.
+def read_write_options(given: Mapping[str, str], ignored: Collection[str] = ()) -> WriteOptions:
+    """Parse and check the options of a write; `ignored` are names of options that only reads have.
 
     Raises:
         OptionsError: options are wrong; the text names them all.
     """
-    options = OptionReader(given, ignored=_SPARK_OPTIONS)
+    # A view or table has one set of options for reads and writes.
+    options = OptionReader(given, ignored={*_SPARK_OPTIONS, *ignored})
+    for name in _FILTERS:
+        options.refuse(name, "filters a read: remove it, or give each row a column tags")
     found = WriteOptions(
         read_connection(options),
         options.parsed("topic", "path", parse=_topic, default=None),

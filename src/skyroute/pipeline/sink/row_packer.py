@@ -106,10 +106,13 @@ class RowPacker:
             yield from self.pack(rows.slice(middle), queues)
             return
         delays = self._delays(rows)
-        items = self._encode(rows, delays)
+        times_ms = self._times_ms(rows, delays)
+        items = self._encode(rows, delays, times_ms)
         # Brokers reject batches with delays and batches to retry topics.
         for (topic, queue), at in self._places(rows, queues):
-            is_alone = np.full(rows.num_rows, fill_value=True) if is_retry_topic(topic) else delays > 0
+            is_alone = (
+                np.full(rows.num_rows, fill_value=True) if is_retry_topic(topic) else (delays > 0) | (times_ms > 0)
+            )
             wanted = items if at is None else items.take(pa.array(at))
             breaks = np.flatnonzero(is_alone if at is None else is_alone[at])
             for start, stop, encoded in self._cut(wanted, breaks):
@@ -172,7 +175,7 @@ class RowPacker:
 
     # -------------------------------------------------------------------------------------------------------- encoding
 
-    def _encode(self, rows: pa.RecordBatch, delays: _Numbers) -> pa.Array:
+    def _encode(self, rows: pa.RecordBatch, delays: _Numbers, times_ms: _Numbers) -> pa.Array:
         """Return each row as an item of a batch."""
         bodies = _column(rows, "body").cast(pa.binary())
         body_bytes = _lengths(bodies)
@@ -180,7 +183,7 @@ class RowPacker:
         self._refuse(
             body_bytes > BODY_BYTES_MAX, lambda at: f"body has {body_bytes[at]:,} bytes{_limit(BODY_BYTES_MAX)}"
         )
-        properties = self._properties(rows, delays)
+        properties = self._properties(rows, delays, times_ms)
         property_bytes = _lengths(properties)
         self._refuse(
             property_bytes > PROPERTIES_BYTES_MAX,
@@ -191,7 +194,7 @@ class RowPacker:
         lengths = _fixed(property_bytes.astype(">i2"))
         return pc.binary_join_element_wise(_fixed(heads), bodies, lengths, properties, b"")
 
-    def _properties(self, rows: pa.RecordBatch, delays: _Numbers) -> pa.Array:
+    def _properties(self, rows: pa.RecordBatch, delays: _Numbers, times_ms: _Numbers) -> pa.Array:
         """Return the encoded properties of each row.
 
         They have no UNIQ_KEY: the idempotency key replaces it, and brokers index every UNIQ_KEY at a high cost.
@@ -206,6 +209,8 @@ class RowPacker:
             pieces.append(_pairs(name, texts))
         if delays.any():
             pieces.append(_pairs(names.DELAY_LEVEL, pa.array(delays, mask=delays == 0).cast(pa.string())))
+        if times_ms.any():
+            pieces.append(_pairs(names.TIMER_DELIVER_MS, pa.array(times_ms, mask=times_ms == 0).cast(pa.string())))
         numbers = pa.array(np.arange(self.count, self.count + rows.num_rows)).cast(pa.string())
         pieces += [pa.scalar(self._last_property), numbers, pa.scalar(PAIR_END)]
         return pc.binary_join_element_wise(*pieces, "").cast(pa.binary())
@@ -235,6 +240,15 @@ class RowPacker:
         levels = np.asarray(pc.fill_null(_column(rows, "delay_level").cast(pa.int64()), 0))
         self._refuse(levels < 0, lambda at: f"delay_level is {levels[at]} (expected 0 for no delay, or a level from 1)")
         return levels
+
+    def _times_ms(self, rows: pa.RecordBatch, delays: _Numbers) -> _Numbers:
+        """Return when each row is delivered, in milliseconds since 1970; 0: at once."""
+        if not _has(rows, "deliver_at"):
+            return np.zeros(rows.num_rows, np.int64)
+        times = _column(rows, "deliver_at").cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64())
+        found = np.asarray(pc.fill_null(times, 0))
+        self._refuse((found > 0) & (delays > 0), "it has a delay_level and a deliver_at: set one of them")
+        return found
 
     def _refuse(self, is_wrong: _Numbers, what: str | Callable[[int], str]) -> None:
         """Raise an error about the first wrong row, if there is one."""

@@ -1,19 +1,21 @@
 """The writers that Spark calls: check before a job starts, then send the rows of each task."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from skyroute.pipeline.connections import connect
 from skyroute.pipeline.options import OptionsError
+from skyroute.pipeline.short_errors import short_errors
 from skyroute.pipeline.sink.columns import check_columns
 from skyroute.pipeline.sink.options import WriteOptions, read_write_options
 from skyroute.pipeline.sink.row_sender import RowSender
+from skyroute.pipeline.spark_versions import DataSourceStreamArrowWriter
 
 
 @dataclass
@@ -23,30 +25,34 @@ class SentRows(WriterCommitMessage):
     rows: int
 
 
-def writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> "BatchWriter":
-    """Return the writer of a batch.
+def writer(
+    given: Mapping[str, str], schema: StructType, *, overwrite: bool, ignored: Collection[str] = ()
+) -> "BatchWriter":
+    """Return the writer of a batch; `ignored` are options of reads, which a view has as well.
 
     Raises:
         OptionsError, SinkSchemaError: options or columns are wrong; the text names them all.
     """
     if overwrite:
         raise OptionsError('a topic cannot be overwritten: use mode("append")')
-    return BatchWriter(_checked(given, schema))
+    return BatchWriter(_checked(given, schema, ignored))
 
 
-def stream_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> "StreamWriter":
-    """Return the writer of a stream.
+def stream_writer(
+    given: Mapping[str, str], schema: StructType, *, overwrite: bool, ignored: Collection[str] = ()
+) -> "StreamWriter":
+    """Return the writer of a stream; `ignored` are options of reads, which a table has as well.
 
     Raises:
         OptionsError, SinkSchemaError: options or columns are wrong; the text names them all.
     """
     if overwrite:
-        raise OptionsError('outputMode("complete") cannot replace a topic: use outputMode("append") or ("update")')
-    return StreamWriter(_checked(given, schema))
+        raise OptionsError('outputMode("complete") cannot replace a topic: use outputMode("append")')
+    return StreamWriter(_checked(given, schema, ignored))
 
 
-def _checked(given: Mapping[str, str], schema: StructType) -> WriteOptions:
-    options = read_write_options(given)
+def _checked(given: Mapping[str, str], schema: StructType, ignored: Collection[str]) -> WriteOptions:
+    options = read_write_options(given, ignored)
     check_columns(schema, has_topic=options.topic is not None)
     return options
 
@@ -58,6 +64,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._write_id = options.write_id or str(uuid4())
 
+    @short_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentRows:
         return _send(self._options, self._write_id, iterator)
 
@@ -68,6 +75,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
+    @short_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentRows:
         task = _task()
         query = self._options.write_id or task.getLocalProperty("sql.streaming.queryId")

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
-import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -52,14 +51,39 @@ COLUMNS: Final = (
 )
 
 
-def spark_schema(names: Sequence[str], *, legacy: bool) -> StructType:
-    """Return the Spark schema of these columns."""
+class BodyFormat(StrEnum):
+    """The type of the column `body`: bytes, text, or the columns of a JSON object."""
+
+    BINARY = "binary"
+    STRING = "string"
+    JSON = "json"
+
+
+_BODY_TYPES: Final = {BodyFormat.BINARY: "binary", BodyFormat.STRING: "string", BodyFormat.JSON: "struct<...>"}
+
+
+def spark_schema(names: Sequence[str], *, legacy: bool, body: DataType | None = None) -> StructType:
+    """Return the Spark schema of these columns; `body` is the type of the column `body`, if it is not binary."""
     found = {column.name: column for column in COLUMNS}
     chosen = [found[name] for name in names]
-    return StructType([StructField(column.legacy_name if legacy else column.name, column.type) for column in chosen])
+    return StructType(
+        [
+            StructField(
+                column.legacy_name if legacy else column.name,
+                body if body is not None and column.name == "body" else column.type,
+            )
+            for column in chosen
+        ]
+    )
 
 
-def chosen_names(schema: StructType) -> list[str]:
+def _is_body(kind: DataType, body_format: BodyFormat) -> bool:
+    if body_format is BodyFormat.JSON:
+        return isinstance(kind, StructType)
+    return kind == (StringType() if body_format is BodyFormat.STRING else BinaryType())
+
+
+def chosen_names(schema: StructType, body_format: BodyFormat = BodyFormat.BINARY) -> list[str]:
     """Return the current names of a schema's columns. Programs may choose columns with `.schema(...)`.
 
     Raises:
@@ -73,13 +97,12 @@ def chosen_names(schema: StructType) -> list[str]:
             wrong.append(
                 f"unknown column {field.name} (expected one of {', '.join(column.name for column in COLUMNS)})"
             )
+        elif column.name == "body":
+            if not _is_body(field.dataType, body_format):
+                kind, wanted = field.dataType.simpleString(), _BODY_TYPES[body_format]
+                wrong.append(f"body: type {kind} (expected {wanted}): change it, or the option bodyFormat")
         elif field.dataType != column.type:
             wrong.append(f"{field.name}: type {field.dataType.simpleString()} (expected {column.type.simpleString()})")
     if wrong:
         raise OptionsError("wrong schema for rocketmq:" + "".join(f"\n  - {each}" for each in wrong))
     return [found[field.name].name for field in schema.fields]
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of the batches that Spark expects."""
-    return to_arrow_schema(schema, timezone="UTC")

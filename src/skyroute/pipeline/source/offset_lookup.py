@@ -18,6 +18,7 @@ from skyroute.message.reserved_topics import (
     DLQ_PREFIX,
     RETRY_PREFIX,
     is_system_topic,
+    retry_topic,
     with_namespace,
     without_namespace,
 )
@@ -26,7 +27,7 @@ from skyroute.pipeline.source.errors import BrokerLostError, DataLossError, Sour
 from skyroute.pipeline.source.offsets import Offsets
 from skyroute.pipeline.source.options import EARLIEST_OFFSET, LATEST_OFFSET, Position, PositionKind, ReadOptions
 from skyroute.remoting.log_backoff import LogBackoff
-from skyroute.wire.calls.topics import decode_topic_list, encode_topic_list_query
+from skyroute.wire.calls.topics import TopicConfig, decode_topic_list, encode_topic_list_query, encode_topic_update
 
 log = logging.getLogger(__name__)
 
@@ -137,8 +138,8 @@ class OffsetLookup:
 
         return {queue: offset for queue, offset in self._run(look_up).items() if offset is not None}
 
-    def resolve(self, position: Position, ranges: Mapping[QueueRef, OffsetRange], option: str) -> Offsets:
-        """Return the offset of a position in each queue; errors name `option`.
+    def resolve(self, position: Position, ranges: Mapping[QueueRef, OffsetRange]) -> Offsets:
+        """Return the offset of a position in each queue.
 
         Raises:
             SourceError: the position has an unknown queue, lacks a queue, or no message is that new.
@@ -148,19 +149,24 @@ class OffsetLookup:
             return {queue: known.min_offset for queue, known in ranges.items()}
         if position.kind is PositionKind.LATEST:
             return {queue: known.max_offset for queue, known in ranges.items()}
-        self._check_queues(position, ranges, option)
+        if position.kind is PositionKind.GROUP:
+            return self._run(lambda session: self._find_group_offsets(session, ranges))
+        self._check_queues(position, ranges)
         if position.kind is PositionKind.OFFSETS:
-            return {queue: self._clamp(queue, position.queues[queue], known, option) for queue, known in ranges.items()}
-        return self._run(lambda session: self._find_times(session, position, ranges, option))
+            return {
+                queue: self._clamp(queue, position.queues[queue], known, position.option)
+                for queue, known in ranges.items()
+            }
+        return self._run(lambda session: self._find_times(session, position, ranges))
 
-    def _check_queues(self, position: Position, ranges: Mapping[QueueRef, OffsetRange], option: str) -> None:
+    def _check_queues(self, position: Position, ranges: Mapping[QueueRef, OffsetRange]) -> None:
         if position.time_ms is not None:
             return
         if unknown := position.queues.keys() - ranges.keys():
-            raise SourceError(f"{option}: unknown queues {_listed(unknown)} (expected {_listed(ranges)})")
+            raise SourceError(f"{position.option}: unknown queues {_listed(unknown)} (expected {_listed(ranges)})")
         if missing := ranges.keys() - position.queues.keys():
             hint = "" if position.kind is PositionKind.TIME else " (-1 is the latest offset, -2 the earliest)"
-            raise SourceError(f"{option}: queues are missing: add {_listed(missing)}{hint}")
+            raise SourceError(f"{position.option}: queues are missing: add {_listed(missing)}{hint}")
 
     def _clamp(self, queue: QueueRef, offset: int, known: OffsetRange, option: str) -> int:
         if offset == EARLIEST_OFFSET:
@@ -175,8 +181,19 @@ class OffsetLookup:
         )
         return min(max(offset, known.min_offset), known.max_offset)
 
+    async def _find_group_offsets(self, session: Session, ranges: Mapping[QueueRef, OffsetRange]) -> Offsets:
+        """Return the committed offsets of the group; the oldest message of a queue that has none."""
+        group = with_namespace(self._options.connection.namespace, self._options.consumer_group)
+
+        async def find(queue: QueueRef) -> int:
+            low, high = ranges[queue]
+            offset = await calls.committed_offset(session, group, self._wire(queue), zero_if_not_found=False)
+            return low if offset is None else min(max(low, offset), high)
+
+        return await _each(ranges, find)
+
     async def _find_times(
-        self, session: Session, position: Position, ranges: Mapping[QueueRef, OffsetRange], option: str
+        self, session: Session, position: Position, ranges: Mapping[QueueRef, OffsetRange]
     ) -> Offsets:
         async def find(queue: QueueRef) -> int:
             time_ms = position.time_ms if position.time_ms is not None else position.queues[queue]
@@ -184,8 +201,8 @@ class OffsetLookup:
             offset = min(max(low, await calls.offset_at(session, self._wire(queue), time_ms)), high)
             if offset == high and position.fail_if_no_message:
                 raise SourceError(
-                    f"{option}: {queue} has no message stored at {time_ms} or later: use an earlier time, or set"
-                    " startingOffsetsByTimestampStrategy=latest to start with the next message"
+                    f"{position.option}: {queue} has no message stored at {time_ms} or later: use an earlier time, or"
+                    " set startingOffsetsByTimestampStrategy=latest to start with the next message"
                 )
             return offset
 
@@ -198,24 +215,52 @@ class OffsetLookup:
         return {name: address for name, address in found.items() if address is not None}
 
     def commit_group_offsets(self, offsets: Mapping[QueueRef, int]) -> None:
-        """Store the consumer group's offsets on the brokers, for monitoring. Failures are logged, not raised."""
+        """Store offsets of the consumer group on the brokers. Failures are logged, not raised."""
         group = with_namespace(self._options.connection.namespace, self._options.consumer_group)
 
         async def report(session: Session) -> None:
-            outcomes = await asyncio.gather(
-                *(
-                    calls.commit_offset(session, group, self._wire(queue), offset, wait=True)
+            await self._log_failures(
+                {
+                    str(queue): calls.commit_offset(session, group, self._wire(queue), offset, wait=True)
                     for queue, offset in offsets.items()
-                ),
-                return_exceptions=True,
+                },
+                "group offset not reported",
             )
-            for queue, outcome in zip(offsets, outcomes, strict=True):
-                if isinstance(outcome, SkyrouteError):
-                    log.warning("group offset not reported queue=%s cause=%s", queue, outcome)
-                elif isinstance(outcome, BaseException):
-                    raise outcome
 
         self._connection.run(report(self._connection.session))
+
+    def announce_group(self, queues: Iterable[QueueRef]) -> None:
+        """Create the group's retry topic on the brokers of these queues. Failures are logged, not raised.
+
+        Admin tools find the brokers of a group by this topic. Other consumers create it with their first heartbeat.
+        """
+        group = with_namespace(self._options.connection.namespace, self._options.consumer_group)
+        topic = TopicConfig(retry_topic(group), read_queues=1, write_queues=1)
+
+        async def announce(session: Session) -> None:
+            try:
+                known = {queue.broker_name for queue in subscribe_queues("", await session.routes.refresh(topic.name))}
+            except SkyrouteError:
+                known = set()
+            addresses = {queue.broker_name: session.routes.address(queue.broker_name) for queue in queues}
+            await self._log_failures(
+                {
+                    name: session.ask(address, encode_topic_update(topic))
+                    for name, address in addresses.items()
+                    if address is not None and name not in known
+                },
+                "retry topic of the group not created",
+            )
+
+        self._connection.run(announce(self._connection.session))
+
+    async def _log_failures(self, requests: Mapping[str, Coroutine[Any, Any, object]], problem: str) -> None:
+        outcomes = await asyncio.gather(*requests.values(), return_exceptions=True)
+        for name, outcome in zip(requests, outcomes, strict=True):
+            if isinstance(outcome, SkyrouteError):
+                log.warning("%s at=%s cause=%s", problem, name, outcome)
+            elif isinstance(outcome, BaseException):
+                raise outcome
 
     def _wire(self, queue: QueueRef) -> QueueRef:
         topic = with_namespace(self._options.connection.namespace, queue.topic)

@@ -2,18 +2,24 @@
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
 from typing import Final
 
+from pyspark.sql.types import DataType, StringType, StructType
+
 from skyroute.client.consuming.subscription import SQL92, TAG
+from skyroute.clock import SystemClock
 from skyroute.message.errors import InvalidNameError, TagExpressionError
 from skyroute.message.names import check_group, check_topic
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.tags import EVERY_TAG, parse_tag_expression
 from skyroute.pipeline.options import ConnectionOptions, OptionReader, read_connection
-from skyroute.pipeline.source.columns import COLUMNS
+from skyroute.pipeline.source.body_schema import parse_body_schema
+from skyroute.pipeline.source.columns import COLUMNS, BodyFormat
 from skyroute.pipeline.source.offsets import Offsets, parse_json, parse_offsets, parse_queue
 
 EARLIEST_OFFSET: Final = -2
@@ -39,6 +45,7 @@ class PositionKind(Enum):
     LATEST = "latest"
     OFFSETS = "offsets"
     TIME = "time"
+    GROUP = "group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +59,17 @@ class Position:
     """With kind TIME: milliseconds since 1970, for all queues."""
     fail_if_no_message: bool = False
     """With kind TIME: fail if a queue has no message from that time on, instead of using the queue's end."""
+    option: str = field(default="", compare=False)
+    """The option that set this position, for errors."""
+    moves: bool = False
+    """With kind TIME: the time counts from now."""
 
     @property
     def may_move(self) -> bool:
         """Whether new messages change the offsets that this position resolves to."""
         return (
-            self.kind is PositionKind.LATEST
+            self.kind in (PositionKind.LATEST, PositionKind.GROUP)
+            or self.moves
             or (self.kind is PositionKind.OFFSETS and LATEST_OFFSET in self.queues.values())
             or (self.kind is PositionKind.TIME and not self.fail_if_no_message)
         )
@@ -92,15 +104,37 @@ class ReadOptions:
     pull_messages: int
     pull_bytes: int
     pull_timeout_s: float
+    body_format: BodyFormat = BodyFormat.BINARY
+    body_schema: StructType | None = None
+    """With format JSON: the columns of the body; None: those of `.schema(...)`."""
+    pushes_filters: bool = False
+
+    @property
+    def body_type(self) -> DataType | None:
+        """The type of the column `body`; None: the default, or only known to the program."""
+        return StringType() if self.body_format is BodyFormat.STRING else self.body_schema
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Parse and check the options of a read.
+def read_options(given: Mapping[str, str], now_ms: int | None = None) -> ReadOptions:
+    """Parse and check the options of a read; times such as `-1h` count from `now_ms`, or from the current time.
 
     Raises:
         OptionsError: options are wrong; the text names them all.
     """
     options = OptionReader(given)
+    found = _parse(options, int(SystemClock().wall() * 1000) if now_ms is None else now_ms)
+    options.finish()
+    return found
+
+
+def read_option_names() -> set[str]:
+    """Return the names and aliases of all options of a read."""
+    options = OptionReader({})
+    _parse(options, 0)
+    return {each for name, aliases in options.names.items() for each in (name, *aliases)}
+
+
+def _parse(options: OptionReader, now_ms: int) -> ReadOptions:
     connection = read_connection(options)
     topics = options.parsed("topic", "topics", "subscribe", "path", parse=_topics, default=())
     pattern = options.parsed("subscribePattern", "topicPattern", parse=_pattern, default=None)
@@ -117,13 +151,20 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     min_offsets = options.count("minOffsetsPerTrigger", default=None)
     if max_offsets is not None and min_offsets is not None and min_offsets > max_offsets:
         options.add_problem("minOffsetsPerTrigger is larger than maxOffsetsPerTrigger: lower it")
-    found = ReadOptions(
+    start = _read_position(options, "starting", now_ms)
+    if start is not None and start.kind is PositionKind.GROUP and group is None:
+        options.add_problem("startingOffsets=group needs groupId: set the consumer group whose offsets to start at")
+    body_format = BodyFormat(options.choice("bodyFormat", choices=tuple(BodyFormat), default=BodyFormat.BINARY))
+    body_schema = options.parsed("bodySchema", parse=parse_body_schema, default=None)
+    if body_schema is not None and body_format is not BodyFormat.JSON:
+        options.add_problem("bodySchema needs bodyFormat=json: set it, or remove bodySchema")
+    return ReadOptions(
         connection,
         topics,
         pattern,
         queues,
-        _read_position(options, "starting"),
-        _read_position(options, "ending"),
+        start,
+        _read_position(options, "ending", now_ms),
         options.flag("failOnDataLoss", default=True),
         _read_expression(options, expression_type),
         expression_type,
@@ -140,9 +181,10 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         options.count("pullBatchSize", default=1024, most=PULL_MESSAGES_MAX),
         options.count("pullBatchBytes", default=4 << 20, most=8 << 20),
         options.milliseconds("pullTimeoutMs", "pullTimeout", "pollTimeoutMs", default_s=10.0),
+        body_format,
+        body_schema,
+        options.flag("pushFilters"),
     )
-    options.finish()
-    return found
 
 
 def _only_one_of(options: OptionReader, names: tuple[str, ...], purpose: str, *, is_required: bool = False) -> None:
@@ -153,29 +195,32 @@ def _only_one_of(options: OptionReader, names: tuple[str, ...], purpose: str, *,
         options.add_problem(f"{names[0]} is missing: set one of {', '.join(names)}")
 
 
-def _read_position(options: OptionReader, side: str) -> Position | None:
+def _read_position(options: OptionReader, side: str, now_ms: int) -> Position | None:
     plain, by_time, at = f"{side}Offsets", f"{side}OffsetsByTimestamp", f"{side}Timestamp"
     is_start = side == "starting"
 
     def parse(text: str) -> Position:
         if text.lower() in ("latest", "earliest") and (is_start or text.lower() == "latest"):
             return Position(PositionKind(text.lower()))
+        if is_start and text.lower() == PositionKind.GROUP.value:
+            return Position(PositionKind.GROUP, option=plain)
         offsets = parse_offsets(text)
         if any(offset < EARLIEST_OFFSET or (offset == EARLIEST_OFFSET and not is_start) for offset in offsets.values()):
             raise ValueError("offsets of 0 or more, -1 for the latest" + (", -2 for the earliest" if is_start else ""))
-        return Position(PositionKind.OFFSETS, offsets)
+        return Position(PositionKind.OFFSETS, offsets, option=plain)
 
     position = options.parsed(plain, parse=parse, default=None)
     fails = is_start and (
         options.choice("startingOffsetsByTimestampStrategy", choices=("error", "latest"), default="error") == "error"
     )
-    time_ms = options.count(at, default=None, least=0)
+    moment = options.parsed(at, parse=lambda text: _moment(text, now_ms), default=None)
     times = options.parsed(by_time, parse=parse_offsets, default=None)
     _only_one_of(options, (plain, by_time, at), f"the {'start' if is_start else 'end'}")
-    if time_ms is not None:
-        return Position(PositionKind.TIME, time_ms=time_ms, fail_if_no_message=fails)
+    if moment is not None:
+        time_ms, moves = moment
+        return Position(PositionKind.TIME, time_ms=time_ms, fail_if_no_message=fails, option=at, moves=moves)
     if times is not None:
-        return Position(PositionKind.TIME, times, fail_if_no_message=fails)
+        return Position(PositionKind.TIME, times, fail_if_no_message=fails, option=by_time)
     return position
 
 
@@ -247,6 +292,21 @@ def _queues(text: str) -> tuple[QueueRef, ...]:
     if not isinstance(value, dict) or not all(isinstance(names, list) for names in value.values()) or not value:
         raise ValueError(example)
     return tuple(sorted({parse_queue(topic, str(name)) for topic, names in value.items() for name in names}))
+
+
+def _moment(text: str, now_ms: int) -> tuple[int, bool]:
+    """Return a time in milliseconds since 1970, and whether it counts from now."""
+    if text.isascii() and text.isdigit():
+        return int(text), False
+    if text.startswith("-"):
+        with suppress(ValueError):
+            return max(0, now_ms - round(_duration(text[1:]) * 1000)), True
+    with suppress(ValueError):
+        found = datetime.fromisoformat(text)
+        return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000), False
+    raise ValueError(
+        "milliseconds since 1970, a time such as 2026-11-15T11:00:00+08:00 (UTC without an offset), or -1h"
+    )
 
 
 def _duration(text: str) -> float:

@@ -66,6 +66,9 @@ class _RangeReader:
         self._next = wanted.start
         """The offset after the last message read."""
         self._rejected = 0
+        body = schema.field(names.index("body")).type if "body" in names else None
+        self._body_type = None if body is None or pa.types.is_binary(body) else body
+        """The type of the column `body` if its bytes must be converted."""
 
     def read(self) -> Iterator[pa.RecordBatch]:
         at: int | None = self._wanted.start
@@ -156,8 +159,25 @@ class _RangeReader:
             records.keep(is_wanted)
             offsets = offsets[is_wanted]
         if len(offsets):
-            columns = [self._column(name, records, offsets, reasons) for name in self._names]
+            body = self._convert_body(records, offsets, reasons)
+            columns = [
+                body if body is not None and name == "body" else self._column(name, records, offsets, reasons)
+                for name in self._names
+            ]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _convert_body(self, records: Records, offsets: Numbers, reasons: dict[int, str]) -> pa.Array | None:
+        """Return the bodies in the wanted format, and add to `reasons` those without it; None if it is binary."""
+        if self._body_type is None:
+            return None
+        from skyroute.pipeline.source.bodies import convert_bodies  # noqa: PLC0415 - most reads do without
+
+        body, wrong = convert_bodies(COLUMN_DECODERS["body"](records), self._body_type)
+        found = {int(offsets[place]): reason for place, reason in wrong.items()}
+        found = {offset: reason for offset, reason in found.items() if offset not in reasons}
+        self._count_rejects(found)
+        reasons |= found
+        return body
 
     def _check_gaps(self, offsets: Numbers) -> None:
         """Report missing offsets up to these, unless a filter explains them."""
@@ -175,6 +195,11 @@ class _RangeReader:
         )
 
     def _add_rejects(self, reasons: dict[int, str]) -> None:
+        self._count_rejects(reasons)
+        if reasons:
+            self._gaps_are_loss = False  # it may have been a batch of an unknown number of messages
+
+    def _count_rejects(self, reasons: dict[int, str]) -> None:
         if reasons and not self._options.rejects_as_column:
             offset, reason = next(iter(reasons.items()))
             raise RejectedRecordError(
@@ -182,8 +207,6 @@ class _RangeReader:
                 " rejects=column: the column `reject` then has the reason, and `body` the record's bytes"
             )
         self._rejected += len(reasons)
-        if reasons:
-            self._gaps_are_loss = False  # it may have been a batch of an unknown number of messages
 
     def _column(self, name: str, records: Records, offsets: Numbers, reasons: dict[int, str]) -> pa.Array:
         queue = self._wanted.queue

@@ -6,18 +6,27 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from skyroute.clock import SystemClock
 from skyroute.message.queue_ref import QueueRef
 from skyroute.pipeline.options import OptionsError
-from skyroute.pipeline.source.columns import arrow_schema, chosen_names
+from skyroute.pipeline.short_errors import short_errors, short_iteration
+from skyroute.pipeline.source.columns import chosen_names
 from skyroute.pipeline.source.errors import SourceError
 from skyroute.pipeline.source.offset_lookup import OffsetLookup, report_loss
 from skyroute.pipeline.source.offsets import Offsets, from_json, to_json
 from skyroute.pipeline.source.options import Position, PositionKind, read_options
 from skyroute.pipeline.source.planning import QueueRange, ReadPartition, plan, share
+from skyroute.pipeline.spark_versions import (
+    HAS_READ_LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    arrow_schema,
+    check_read_limit,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +39,15 @@ QUEUES_CACHE_S: Final = 5.0
 """How long the list of queues is cached."""
 
 monotonic = SystemClock.monotonic
+
+
+def stream_reader(given: Mapping[str, str], schema: StructType) -> "StreamReader":
+    """Return the reader of a stream for the installed Spark.
+
+    Raises:
+        OptionsError: options or columns are wrong; the text names them all.
+    """
+    return StreamReader(given, schema) if HAS_READ_LIMITS else EarlyStreamReader(given, schema)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -47,8 +65,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "a stream takes no ending position: remove endingOffsets, endingTimestamp and endingOffsetsByTimestamp,"
                 " or use trigger(availableNow=True) to stop at the current end"
             )
+        check_read_limit(self._options.max_offsets_per_trigger)
         self._start = self._options.start or Position(PositionKind.LATEST)
-        self._names = chosen_names(schema)
+        self._names = chosen_names(schema, self._options.body_format)
         self._schema = arrow_schema(schema)
         self._initial: Offsets | None = None
         self._is_initial_saved = not self._start.may_move
@@ -70,11 +89,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -------------------------------------------------------------------------------------------------------- offsets
 
+    @short_errors
     def initialOffset(self) -> Json:
         """Return the first offsets of a new stream. Spark calls this more than once and needs the same result."""
         if self._initial is None:
             lookup = self._lookup()
-            self._initial = lookup.resolve(self._start, lookup.offset_ranges(lookup.queues()), "startingOffsets")
+            self._initial = lookup.resolve(self._start, lookup.offset_ranges(lookup.queues()))
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -82,14 +102,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         limit = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
+    @short_errors
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of the query at the current largest offsets."""
         lookup = self._lookup()
         self._target = {queue: known.max_offset for queue, known in lookup.offset_ranges(lookup.queues()).items()}
 
+    @short_errors
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """Return the end of the next micro-batch; `start` itself if there is no new batch yet."""
         begins = from_json(start)
+        if self._target is not None:
+            self._report(begins)  # Spark ends AvailableNow without a commit of the last batch
         if not self._is_initial_saved:
             self._is_initial_saved = True
             if begins == self._initial:
@@ -162,6 +186,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ----------------------------------------------------------------------------------------------------- partitions
 
+    @short_errors
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         """Divide the messages between two offsets into partitions.
 
@@ -193,12 +218,57 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from skyroute.pipeline.source.partition_reader import read_partition  # noqa: PLC0415 - slow; workers only
 
         assert isinstance(partition, ReadPartition)
-        return read_partition(partition, self._names, self._schema, self._options)
+        return short_iteration(read_partition(partition, self._names, self._schema, self._options))
 
     def commit(self, end: Json) -> None:
         """Store the consumer group's offsets on the brokers if `reportGroupOffsets` is set."""
-        if self._options.report_group_offsets:
-            reached = from_json(end)
-            changed = {queue: offset for queue, offset in reached.items() if offset != self._reported.get(queue, 0)}
-            self._lookup().commit_group_offsets(changed)
-            self._reported = reached
+        self._report(from_json(end))
+
+    def _report(self, reached: Offsets) -> None:
+        if not self._options.report_group_offsets or reached == self._reported:
+            return
+        lookup = self._lookup()
+        if not self._reported:
+            lookup.announce_group(reached)
+        lookup.commit_group_offsets(
+            {queue: offset for queue, offset in reached.items() if offset != self._reported.get(queue, 0)}
+        )
+        self._reported = reached
+
+
+class EarlyStreamReader(StreamReader):
+    """As Spark before 4.2 calls it: `latestOffset` has no arguments, and comes before `initialOffset`."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(given, schema)
+        self._planned: Json | None = None
+        """The end of the last planned batch; None until a batch was planned."""
+        self._first_end: Offsets | None = None
+        """The end of the first batch of a new stream."""
+
+    @short_errors
+    def initialOffset(self) -> Json:
+        """Return the first offsets of a new stream, not after the end of its first batch."""
+        if self._initial is None:
+            found, ends = from_json(super().initialOffset()), self._first_end or {}
+            self._initial = {queue: min(offset, ends.get(queue, offset)) for queue, offset in found.items()}
+        return to_json(self._initial)
+
+    @short_errors
+    def latestOffset(self) -> Json:  # type: ignore[override] # of Spark 4.0 and 4.1
+        """Return the end of the next micro-batch."""
+        if self._planned is None:
+            # The start is in Spark's checkpoint, or not fixed yet. Fails if a broker is unreachable: the checkpoint
+            # would lack its queues.
+            lookup = self._lookup()
+            ranges = lookup.offset_ranges(lookup.queues())
+            self._first_end = {queue: known.max_offset for queue, known in ranges.items()}
+            return to_json(self._first_end)
+        self._is_initial_saved = True
+        return super().latestOffset(self._planned, ReadAllAvailable())
+
+    @short_errors
+    def partitions(self, start: Json, end: Json) -> list[InputPartition]:
+        """Divide the messages between two offsets into partitions."""
+        self._planned = end
+        return super().partitions(start, end)

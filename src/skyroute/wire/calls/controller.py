@@ -630,6 +630,21 @@ def encode_epochs_query() -> Request:
     return Request(RequestCode.GET_BROKER_EPOCH_CACHE)
 
 
+def encode_epochs(history: EpochHistory) -> Response:
+    """Respond with the epochs of a broker's log."""
+    body = {
+        "brokerId": history.broker_id,
+        "brokerName": history.broker_name,
+        "clusterName": history.cluster,
+        "epochList": [
+            {"endOffset": each.end_offset, "epoch": each.number, "startOffset": each.start_offset}
+            for each in history.epochs
+        ],
+        "maxOffset": history.max_offset,
+    }
+    return Response(body=fastjson.dumps(body, _LEGACY))
+
+
 def decode_epochs(body: bytes) -> EpochHistory:
     """Decode the epochs of a broker's log.
 

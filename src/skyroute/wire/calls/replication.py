@@ -71,13 +71,18 @@ class GroupAddresses(msgspec.Struct, frozen=True):
     log_end: int
 
 
-def decode_group_addresses(request: Request) -> GroupAddresses:
-    """Decode the addresses that a starting member sends; without them, it asks for those of the master.
+def encode_group_addresses_query() -> Request:
+    """Ask a master for its addresses."""
+    return Request(RequestCode.EXCHANGE_BROKER_HA_INFO)
+
+
+def decode_group_addresses(command: Request | Response) -> GroupAddresses:
+    """Decode the addresses that a starting member sends, or a master's; a request without them asks for the master's.
 
     Raises:
         FieldError: a number is malformed.
     """
-    fields = request.fields
+    fields = command.fields or {}
     log_end = optional_int(fields, "masterFlushOffset", 0, (1 << 63) - 1)
     return GroupAddresses(fields.get("masterAddress"), fields.get("masterHaAddress"), log_end)
 

@@ -167,7 +167,7 @@ def test_an_open_segment_is_synced_within_a_second(tmp_path: Path) -> None:
 
 def test_an_idle_journal_has_no_empty_segments(tmp_path: Path) -> None:
     open_journal(tmp_path).close()
-    assert [path.name for path in tmp_path.iterdir()] == ["_index.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["_alive", "_index.json"]
 
 
 def test_the_oldest_segments_are_removed_above_the_total_size(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import pytest
 
 from skyroute.nameserver.journal.index import INDEX_NAME, read_index
 from skyroute.nameserver.journal.recorder import SKIPPED_AFTER_CRASH
+from skyroute.nameserver.journal.recovery import ALIVE_NAME, read_alive
 from skyroute.nameserver.journal.retention import AGED_AT_ONCE, outdated
 from skyroute.nameserver.journal.schema import Kind
 from skyroute.nameserver.journal.segments import Segment, closed_segments, open_segments
 from skyroute.nameserver.journal.verify import verify
 from tests.support.clock import ManualClock
+from tests.support.waiting import wait_until
 from tests.unit.nameserver.journal.changes import STOP, catch_up, joined, numbers, open_journal, read, write
 
 
@@ -35,6 +37,29 @@ def test_sequence_numbers_continue_above_those_of_a_crashed_server(tmp_path: Pat
     assert [record.seq for record in records] == [1, 2, 3, 4, 5, after, after + 1, after + 2]
     assert (records[5].kind, records[5].missing_from) == (Kind.GAP, 6)
     assert verify(tmp_path / "dead").problems == []
+
+
+def test_the_gap_after_a_crash_says_when_the_server_last_ran(tmp_path: Path) -> None:
+    clock = ManualClock()
+    journal = open_journal(tmp_path, clock=clock)
+    journal.append([joined(1)])
+    catch_up(journal)
+    clock.advance(6 * 86_400.0)  # without a change
+    alive_ms = int(clock.wall() * 1000)
+    wait_until(lambda: read_alive(tmp_path) == alive_ms)
+    journal.close()  # without the record of a stop
+    clock.advance(3_600.0)
+    write(tmp_path, joined(2), clock=clock)
+    (gap,) = [record for record in read(tmp_path) if record.kind == Kind.GAP]
+    assert gap.alive_ms == alive_ms
+
+
+def test_a_journal_without_a_sign_of_life_has_a_gap_without_one(tmp_path: Path) -> None:
+    crash(tmp_path / "alive", tmp_path / "dead")
+    (tmp_path / "dead" / ALIVE_NAME).write_bytes(b"\x00")
+    write(tmp_path / "dead", joined(9))
+    (gap,) = [record for record in read(tmp_path / "dead") if record.kind == Kind.GAP]
+    assert gap.alive_ms is None
 
 
 def test_complete_lines_before_a_torn_line_are_kept(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The checkpoint file: up to where log, queues and index are written, and on disk.
 
-Apache's broker reads and writes three times. Six notes of ours are behind them, where Apache's broker does not look.
+Apache's broker reads and writes three times and, in controller mode, the confirmed position. Six notes of ours are
+behind them, where Apache's broker does not look.
 """
 
 import mmap
@@ -14,6 +15,8 @@ from skyroute.files.disk import Disk
 
 _BYTES: Final = 4096
 _TIMES: Final = Struct(">qqq")
+_CONFIRMED: Final = Struct(">q")
+_CONFIRMED_AT: Final = 32
 _DERIVED: Final = Struct(">qq")
 _DERIVED_AT: Final = 2048
 _ON_DISK: Final = Struct(">qqqq")
@@ -123,6 +126,10 @@ class Checkpoint:
             )
         else:
             self._write_note(_PARTIAL.pack(position), _PARTIAL_AT)
+
+    def note_confirmed(self, position: int) -> None:
+        """Note up to where all replicas in sync have the log; `save` puts the note on disk."""
+        _CONFIRMED.pack_into(self._map, _CONFIRMED_AT, position)
 
     def clear_closed(self) -> None:
         """Note that the store is open."""

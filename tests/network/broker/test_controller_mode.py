@@ -1,0 +1,146 @@
+"""Brokers in controller mode: roles from a controller, replication, fail-over; all over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from skyroute.client.producing.producer import Producer
+from skyroute.errors import SkyrouteError
+from skyroute.message.message import Message
+from tests.support.connections import connection_to
+from tests.support.disks import bodies
+from tests.support.replica_groups import ReplicaGroup, replica_group
+from tests.support.waiting import eventually
+
+TOPIC = "Orders"
+
+
+@asynccontextmanager
+async def producer(group: ReplicaGroup) -> AsyncIterator[Producer]:
+    here = Producer("p", group.name_server.address)
+    await here.start()
+    try:
+        yield here
+    finally:
+        await here.stop()
+
+
+async def send_until_accepted(here: Producer, body: bytes) -> None:
+    while True:
+        try:
+            await here.send(Message(TOPIC, body))
+        except SkyrouteError:
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+def stored(group: ReplicaGroup, number: int) -> set[bytes]:
+    store = group.brokers[number].components.store
+    return {body for queue_id in store.queue_ids(TOPIC) for body in bodies(store, TOPIC, queue_id)}
+
+
+async def test_the_first_broker_becomes_master_and_the_others_follow(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 3) as group, producer(group) as sender:
+        assert group.master == 1
+        assert (tmp_path / "store-2" / "brokerIdentity").read_text() == "DefaultCluster#broker-a#2"
+        for number in range(200):
+            await sender.send(Message(TOPIC, b"m%d" % number))
+        await group.in_sync(1, 2, 3)
+        assert group.log_bytes(1) == group.log_bytes(2) == group.log_bytes(3)
+        assert (tmp_path / "store-1" / "epochFileCheckpoint").read_text().endswith("\n1-0\n")
+        assert (tmp_path / "store-3" / "epochFileCheckpoint").read_text().endswith("\n1-0\n")
+
+
+async def test_a_killed_master_is_replaced_and_returns_as_slave(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 3) as group, producer(group) as sender:
+        acknowledged: set[bytes] = set()
+        for round_ in range(3):
+            for number in range(50):
+                body = b"r%d-%d" % (round_, number)
+                await send_until_accepted(sender, body)
+                acknowledged.add(body)
+            old = group.master
+            assert old is not None
+            await group.kill(old)
+            await eventually(lambda: group.master is not None, "a new master")
+            new = group.master
+            assert new is not None
+            assert acknowledged <= stored(group, new)
+            await send_until_accepted(sender, b"after %d" % round_)
+            acknowledged.add(b"after %d" % round_)
+            await group.start(old)
+            assert not group.roles(old).is_master
+            await group.in_sync(1, 2, 3)
+            assert group.log_bytes(1) == group.log_bytes(2) == group.log_bytes(3)
+            assert acknowledged <= stored(group, old)
+
+
+async def test_what_a_dead_master_had_alone_is_cut_off(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 2) as group, producer(group) as sender:
+        await send_until_accepted(sender, b"both")
+        await group.in_sync(1, 2)
+        end = group.log_end(1)
+        # Records that no slave gets: the master does not send them any more.
+        group.mode(1).sender.wake = lambda: None  # type: ignore[method-assign]
+        store = group.brokers[1].components.store
+        sending = asyncio.create_task(sender.send(Message(TOPIC, b"alone")))
+        await eventually(lambda: store.max_position > end)
+        await group.kill(1)
+        await eventually(lambda: group.master == 2, "broker 2 is master")
+        await send_until_accepted(sender, b"new")
+        await asyncio.gather(sending, return_exceptions=True)
+        await group.start(1)
+        await group.in_sync(1, 2)
+        assert group.log_bytes(1) == group.log_bytes(2)
+        assert b"new" in stored(group, 1)
+
+
+async def test_a_slave_refuses_sends_and_pulls(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 2) as group, connection_to(group.brokers[2].address) as line:
+        assert (await line.call(10, {"producerGroup": "p", "topic": TOPIC, "queueId": "0"}, b"x")).code == 2
+        assert (await line.call(11, {"consumerGroup": "g", "topic": TOPIC, "queueId": "0"})).code == 2
+
+
+async def test_sends_are_refused_with_too_few_replicas(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 1, min_in_sync_replicas=2) as group, producer(group) as sender:
+        async with connection_to(group.brokers[1].address) as line:
+            fields = {
+                **{"producerGroup": "p", "topic": "TBW102", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4"},
+                **{"queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": ""},
+            }
+            answer = await line.call(10, fields, b"x")
+            assert answer.code == 1
+            assert "in-sync replicas not enough" in (answer.remark or "")
+        await group.start(2, min_in_sync_replicas=2)
+        await group.in_sync(1, 2)
+        await send_until_accepted(sender, b"enough")
+
+
+async def test_epochs_and_the_replication_port_can_be_queried(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 2) as group, connection_to(group.brokers[2].address) as line:
+        answer = await line.call(1007)
+        assert answer.value == {
+            "brokerId": 2,
+            "brokerName": "broker-a",
+            "clusterName": "DefaultCluster",
+            "epochList": [{"endOffset": 0, "epoch": 1, "startOffset": 0}],
+            "maxOffset": 0,
+        }
+        fields = (await line.call(906)).fields
+        assert fields["masterHaAddress"] == group.roles(2).log_address
+
+
+async def test_a_learner_follows_and_never_joins(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 1) as group, producer(group) as sender:
+        await group.start(2, is_learner=True)
+        for number in range(20):
+            await send_until_accepted(sender, b"m%d" % number)
+        await eventually(lambda: group.log_end(2) == group.log_end(1) > 0)
+        await asyncio.sleep(1.0)
+        state = group.mode(1).state
+        assert state is not None
+        assert state.members == {1}
