@@ -96,12 +96,13 @@ class Load:
             async with slots:
                 await self._join_group(number, replicas)
 
-        await asyncio.gather(*map(join_one, range(count)))
+        # While others join, too: on a busy machine that takes longer than a heartbeat is valid.
         self.beats = asyncio.create_task(self._beat())
+        await asyncio.gather(*map(join_one, range(count)))
 
     async def _join_group(self, number: int, replicas: int) -> None:
         name = f"group-{number:04}"
-        members: list[LoadReplica] = []
+        members = self.groups[name] = []
         for replica in range(replicas):
             host = f"127.{1 + replica}.{number // 250}.{1 + number % 250}"
             reader, writer = await asyncio.open_connection(*self.controller)
@@ -130,12 +131,11 @@ class Load:
         body = json.dumps({"syncStateSet": ids, "syncStateSetEpoch": int(elected.fields["syncStateSetEpoch"])})
         # The heartbeats of the others may still be on their way.
         await eventually(lambda: _is_accepted(first, fields, body.encode()))
-        self.groups[name] = members
 
     async def _beat(self) -> None:
-        everyone = [each for members in self.groups.values() for each in members]
         slices = 20
         while True:
+            everyone = [each for members in self.groups.values() for each in members]
             for part in range(slices):
                 began = time.monotonic()
                 for each in everyone[part::slices]:

@@ -81,7 +81,9 @@ async def test_a_connection_is_freed_when_its_peer_hangs_up(
 
 
 @pytest.mark.parametrize(
-    "broken", [bytes(100), WHOLE + bytes(100), HALF[:400_000] + bytes(700_000)], ids=["at once", "later", "in two"]
+    "broken",
+    [bytes(100), WHOLE + bytes(100), HALF[:400_000] + bytes(700_000), WHOLE * 100 + b"\x7f" * 8],
+    ids=["at once", "later", "in two", "too long"],
 )
 async def test_a_connection_is_freed_when_its_peer_breaks_the_protocol(tmp_path: Path, broken: bytes) -> None:
     async with running(tmp_path) as here:

@@ -211,7 +211,7 @@ class Components:
     def _use_replicas(self, tls: ssl.SSLContext | None, signer: Signer | None, disk: Disk | None) -> None:
         config, clock = self.config, self.clock
         self._log_end_at_start = self.store.max_position
-        self.ha_master = HaMaster(self.store, config, clock)
+        self.ha_master = HaMaster(self.store, config, clock, self._may_replicate)
         self.ha_master.on_lines_change = self._send_new_messages
         self.acknowledgement = Acknowledgement(self.ha_master, config)
         self.ha_slave: HaSlave | None = None
@@ -473,6 +473,10 @@ class Components:
     @property
     def _require(self) -> RequireTopic | None:
         return None if self.enforcer is None or self.enforcer.gate is None else self.enforcer.require
+
+    @property
+    def _may_replicate(self) -> Callable[[str], bool] | None:
+        return None if self.enforcer is None or self.enforcer.gate is None else self.enforcer.allows_replication
 
     def _may_send(self, peer: Peer, topic: str) -> bool:
         return self.enforcer is None or self.enforcer.allows(peer, topic, Action.PUB)

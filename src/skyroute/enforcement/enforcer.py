@@ -205,6 +205,15 @@ class Enforcer:
             return False
         return gate.refusal(user, Need(topic(topic_name), frozenset({action})), peer.source) is None
 
+    def allows_replication(self, source: str) -> bool:
+        """Return whether a broker at an address may copy all messages. The protocol of replication carries no key."""
+        gate = self.gate
+        if gate is None:
+            return True
+        is_allowed = gate.settings.broker_sources.contains(source) or gate.rules.trusted_sources.contains(source)
+        gate.counts[Reason.BROKER_SOURCE if is_allowed else Reason.NO_USER] += 1
+        return is_allowed
+
     def recheck(self, request: Request, peer: Peer) -> Recheck | None:
         """Return a check for a request that waits: it decides again if the rules have changed meanwhile."""
         gate = self.gate

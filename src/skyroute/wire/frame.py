@@ -97,20 +97,21 @@ class FrameDecoder:
         """
         if length < 4:
             raise FrameError(f"a frame announces {length} bytes; it takes at least 4")
-        too_long = FrameError(f"a frame announces {length} bytes; at most {self._bytes_max - 4} are allowed")
+        # Not the error itself: its traceback would have this frame, and both would stay until the collector runs.
+        too_long = f"a frame announces {length} bytes; at most {self._bytes_max - 4} are allowed"
         if length + 4 > max(self._exempt.values(), default=0):
-            raise too_long
+            raise FrameError(too_long)
         if len(data) - at < 8:
             return 8
         _, word = _TWO_WORDS.unpack_from(data, at)
         header_bytes: int = word & 0xFFFFFF
         if word >> 24 not in (FORM_JSON, FORM_BINARY) or header_bytes > min(EXEMPT_HEADER_BYTES_MAX, length - 4):
-            raise too_long
+            raise FrameError(too_long)
         if len(data) - at < 8 + header_bytes:
             return 8 + header_bytes
         request = decode_request_header(word >> 24, data[at + 8 : at + 8 + header_bytes])
         if request.is_response or length + 4 > self._exempt.get(request.code, 0):
-            raise too_long
+            raise FrameError(too_long)
         return 4 + length
 
 

@@ -260,7 +260,7 @@ async def test_messages_of_a_deleted_topic_are_dropped(cluster: Cluster, line: A
     assert (len(cluster.broker.components.in_flight), cluster.broker.components.revival.dropped) == (0, 3)
 
 
-async def test_ten_thousand_messages_that_expire_at_once_come_back(cluster: Cluster, line: AsyncConnection) -> None:
+async def test_many_messages_that_expire_at_once_come_back(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, 640)
     taken = 0
     while messages := await popped(line):
@@ -378,3 +378,11 @@ async def test_ordered_state_survives_a_restart(cluster: Cluster, line: AsyncCon
     assert await popped(line, order="true") == []
     await ack(line, *messages)
     assert committed(cluster) == 2
+
+
+async def test_the_broker_status_has_messages_in_flight(cluster: Cluster, line: AsyncConnection) -> None:
+    await fill(line, 3)
+    await popped(line)
+    status = json.loads((await line.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
+    shown = {name: status[name] for name in ("popInFlightMessages", "popInFlightBatches", "popWaiting")}
+    assert shown == {"popInFlightMessages": "3", "popInFlightBatches": "1", "popWaiting": "0"}

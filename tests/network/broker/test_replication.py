@@ -23,6 +23,7 @@ from tests.network.broker.calls import found_bodies, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.support.connections import AsyncConnection
 from tests.support.raw import Request
+from tests.support.signing import ROOT
 from tests.support.waiting import eventually
 
 FILE_BYTES = 64 * 1024
@@ -378,6 +379,37 @@ async def test_a_heartbeat_has_the_next_position(empty_cluster: Cluster) -> None
             return decode_transfer_head(sock.recv(100))
 
     assert await asyncio.to_thread(follow) == (0, 0)
+
+
+# Access control
+
+GUARDED: dict[str, Any] = {
+    "authentication_enabled": True,
+    "authorization_enabled": True,
+    "init_user": ROOT.json,
+    "own_credentials": ROOT.credentials_json,
+}
+
+
+async def test_the_replication_port_is_closed_to_addresses_that_are_not_listed(empty_cluster: Cluster) -> None:
+    master = await start_master(empty_cluster, **GUARDED)
+    reader, writer = await asyncio.open_connection("127.0.0.1", master.components.ha_master.port)
+    assert await reader.read() == b""
+    writer.close()
+    assert master.components.ha_master.slaves() == []
+    assert master.enforcer is not None
+    assert master.enforcer.counts["no_user"] == 1  # type: ignore[index]  # a Reason is a text
+
+
+async def test_a_listed_slave_that_signs_copies_messages_and_tables(empty_cluster: Cluster) -> None:
+    master = await start_master(empty_cluster, **GUARDED, broker_sources="127.0.0.1")
+    await empty_cluster.add_topic("T", 2)
+    line = await empty_cluster.line()
+    for _ in range(5):
+        assert (await line.call(ROOT.sign(send("T", b"hello")))).code == ResponseCode.SUCCESS
+    slave = await start_slave(empty_cluster, **GUARDED)
+    await caught_up(master, slave)
+    await eventually(lambda: slave.components.topics.get("T") is not None)
 
 
 # --------------------------------------------------------------------------------------------------- master is away

@@ -429,6 +429,7 @@ STATUS_OF_APACHE_ONLY = frozenset(
 )
 STATUS_OF_OURS_ONLY = frozenset(
     {"brokerVersion", "commitLogCutBytes", "commitLogDamagedBytes", "commitLogDamagedRanges"}
+    | {"popInFlightBatches", "popInFlightMessages", "popWaiting"}
 )  # the first as older releases told it
 
 SETTINGS_THAT_DIFFER = frozenset(

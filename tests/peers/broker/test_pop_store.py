@@ -113,3 +113,19 @@ def test_messages_in_flight_move_to_apaches_broker_and_back(name_server: Skyrout
         assert wait_until(lambda: ours.is_running)
     finally:
         ours.kill()
+
+
+def test_ten_thousand_messages_that_expire_at_once_come_back_within_15_s(
+    name_server: SkyrouteNameServer, tmp_path: Path
+) -> None:
+    count = 10_000
+    with SkyrouteBroker("broker-a", tmp_path / "broker", [name_server.address]) as broker:
+        fill(broker, "Expiring", count)
+        first = take(broker, "Expiring", count, invisible_ms=25_000)
+        assert len(first) == count
+        visible_at = max(int(message.receipt.split(" ")[1]) + 25_000 for message in first) / 1000
+        time.sleep(max(0.0, visible_at - time.time()))
+        again = take(broker, "Expiring", count, 60, invisible_ms=600_000)
+        late_s = time.time() - visible_at
+        assert bodies_of(again) == bodies_of(first)
+        assert late_s < 15

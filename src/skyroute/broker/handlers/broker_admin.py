@@ -141,6 +141,10 @@ class BrokerAdminHandlers:
         yield "commitLogDamagedRanges", str(store.damage.count)
         yield "commitLogDamagedBytes", str(store.damage.bytes)
         yield "commitLogCutBytes", str(sum(cut.size for cut in store.damage.cuts))
+        in_flight = self._components.in_flight
+        yield "popInFlightBatches", str(len(in_flight))
+        yield "popInFlightMessages", str(in_flight.message_count)
+        yield "popWaiting", str(len(self._components.pop_polling))
         # Tools show the difference to now, which is 0 for a broker without messages.
         yield "earliestMessageTimeStamp", str(self._now_ms() if oldest_ms is None else oldest_ms)
         yield "remainHowManyDataToFlush", _size(store.max_position - store.flushed_position)

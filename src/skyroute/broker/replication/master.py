@@ -238,15 +238,25 @@ class _SlaveLine:
 
 
 class HaMaster:
-    """Serves the port for slaves. `on_acknowledged` is called after every report."""
+    """Serves the port for slaves. `on_acknowledged` is called after every report.
 
-    def __init__(self, store: MessageStore, config: BrokerConfig, clock: Clock) -> None:
+    `may_replicate` tells whether access control lets an IP address copy all messages: slaves prove nothing there.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        config: BrokerConfig,
+        clock: Clock,
+        may_replicate: Callable[[str], bool] | None = None,
+    ) -> None:
         self.store = store
         self.config = config
         self.clock = clock
         self._listener: socket.socket | None = None
         self._lines: list[_SlaveLine] = []
         self._refused_log = LogBackoff()
+        self._may_replicate = may_replicate
         self._wake: asyncio.Handle | None = None
         self.on_acknowledged: Callable[[], None] | None = None
         self.on_lines_change: Callable[[bool], None] | None = None
@@ -287,6 +297,15 @@ class HaMaster:
                 return
             address = f"{peer[0]}:{peer[1]}"
             now = self.clock.monotonic()
+            if self._may_replicate is not None and not self._may_replicate(str(peer[0])):
+                sock.close()
+                suppressed = self._refused_log.suppressed(str(peer[0]), now)
+                if suppressed is not None:
+                    log.warning(
+                        "slave refused by access control address=%s suppressed=%d advice=brokerSourceAddresses",
+                        *(address, suppressed),
+                    )
+                continue
             if len(self._lines) >= SLAVES_MAX:
                 sock.close()
                 suppressed = self._refused_log.suppressed(str(peer[0]), now)
