@@ -70,7 +70,7 @@ def orders(cluster: Cluster) -> str:
     """Create the topic of the documentation with ten messages; return the name server's address."""
     with Admin(cluster.name_server_address) as admin:
         admin.create_topic("Orders", read_queues=2, write_queues=2)
-    with Producer("shop", cluster.name_server_address) as producer:
+    with Producer("shop", cluster.name_server_address, trace=True) as producer:
         for number in range(10):
             tag, key = "paid" if number % 2 else "sent", f"cup-{number % 3}"
             producer.send(Message("Orders", b"%d" % number, tag=tag, keys=key))

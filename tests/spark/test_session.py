@@ -91,7 +91,7 @@ def test_a_submitted_program_keeps_the_settings_of_spark_submit(tmp_path: Path) 
 def test_a_session_of_spark_connect_reads_a_topic(orders: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(CONNECTED)
-    with ConnectServer("Spark Connect", tmp_path / "server") as server:
+    with ConnectServer("Spark Connect", tmp_path / "server", start_timeout_s=180.0) as server:
         ended = subprocess.run(
             [sys.executable, str(program), f"sc://{server.address}", orders],
             capture_output=True,

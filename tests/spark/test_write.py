@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 
 NewTopic = Callable[..., str]
 FORMAT = "rocketmq"
-STREAM_TIMEOUT_S = 60
+STREAM_TIMEOUT_S = 120
 
 
 def write(rows: DataFrame, cluster: Cluster, topic: str | None = None, **options: str | int) -> None:

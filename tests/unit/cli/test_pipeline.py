@@ -9,7 +9,10 @@ from click.testing import CliRunner
 
 from skyroute.cli.pipeline.commands import pipeline
 
-JOBS = ["archive", "availability", "capacity", "churn", "divergence", "lag", "rejects", "report", "routes", "traffic"]
+JOBS = [
+    *("archive", "audit", "availability", "capacity", "churn", "divergence", "forecast", "lag", "latency", "rejects"),
+    *("report", "retention", "routes", "traffic"),
+]
 
 
 def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

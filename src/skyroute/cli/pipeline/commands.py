@@ -16,6 +16,7 @@ from skyroute.cli.pipeline.job_runner import (
     spark_session,
     time_option,
 )
+from skyroute.message.reserved_topics import TRACE_TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -321,6 +322,121 @@ def lag(
         return job.lag(job.read_samples(spark, samples), window_s).orderBy("window", "consumer_group", "topic")
 
     run_job(query, "taking samples", **options)
+
+
+@pipeline.command(
+    epilog=examples(
+        "skyroute pipeline audit -n 127.0.0.1:9876 -t Orders",
+        "skyroute pipeline audit -n 127.0.0.1:9876 -t Orders --duplicates keys --limit 20",
+    )
+)
+@_name_server_option
+@_topic_option
+@click.option(
+    "--duplicates",
+    "key",
+    type=click.Choice(["keys", "message_id", "idempotency_key"]),
+    help="Show messages with the same key instead of missing offsets.",
+)
+@spark_options
+def audit(name_servers: str, topics: tuple[str, ...], key: str | None, **options: Any) -> None:
+    """Show missing offsets of topics, or messages stored twice."""
+
+    def query(spark: "SparkSession") -> "DataFrame":
+        from skyroute.pipeline.jobs import audit as job
+
+        source = {**_source_options(name_servers, topics, job.COLUMNS), "failOnDataLoss": "false"}
+        messages = spark.read.format("rocketmq").options(**source).load()
+        if key is not None:
+            return job.duplicates(messages, key).orderBy("topic", "messages", "key", ascending=[True, False, True])
+        return job.gaps(messages).orderBy("topic", "broker_name", "queue_id", "first_missing")
+
+    run_job(query, "reading topics", **options)
+
+
+@pipeline.command(epilog=examples("skyroute pipeline latency -n 127.0.0.1:9876 --window 1h"))
+@_name_server_option
+@click.option("--trace-topic", default=TRACE_TOPIC, show_default=True, metavar="NAME", help="Topic of the traces.")
+@click.option(
+    "--window",
+    "window_s",
+    type=duration,
+    default="1m",
+    show_default=True,
+    metavar="DURATION",
+    help="Length of a window.",
+)
+@spark_options
+def latency(name_servers: str, trace_topic: str, window_s: float, **options: Any) -> None:
+    """Show latency from send to consumption, from traces.
+
+    Shows the time from send to storage, from there to the handler, and in the handler, by topic and consumer group.
+    """
+
+    def query(spark: "SparkSession") -> "DataFrame":
+        from skyroute.pipeline.jobs import latency as job
+
+        source = _source_options(name_servers, (trace_topic,), job.COLUMNS)
+        records = job.trace_records(spark.read.format("rocketmq").options(**source).load())
+        return job.latency(records, window_s).orderBy("window", "topic", "consumer_group")
+
+    run_job(query, "reading traces", **options)
+
+
+@pipeline.command(epilog=examples("skyroute pipeline retention -n 127.0.0.1:9876 -t Orders --disk 500"))
+@_name_server_option
+@_topic_option
+@click.option(
+    "--disk",
+    "disk_gib",
+    type=click.FloatRange(min=0, min_open=True),
+    required=True,
+    metavar="GIB",
+    help="Disk of a broker.",
+)
+@spark_options
+def retention(name_servers: str, topics: tuple[str, ...], disk_gib: float, **options: Any) -> None:
+    """Show for how long the messages of topics fit on a disk."""
+
+    def query(spark: "SparkSession") -> "DataFrame":
+        from skyroute.pipeline.jobs import retention as job
+
+        messages = spark.read.format("rocketmq").options(**_source_options(name_servers, topics, job.COLUMNS)).load()
+        return job.retention(messages, int(disk_gib * 2**30)).orderBy("broker_name", "topic")
+
+    run_job(query, "reading topics", **options)
+
+
+@pipeline.command(epilog=examples("skyroute pipeline forecast --samples /data/lag --within 1h"))
+@click.option(
+    "--samples",
+    metavar="FOLDER",
+    type=click.Path(path_type=Path, resolve_path=True),
+    required=True,
+    help="Folder of the samples that `lag` took.",
+)
+@click.option(
+    "--within",
+    "within_s",
+    type=duration,
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    help="How far to look ahead.",
+)
+@spark_options
+def forecast(samples: Path, within_s: float, **options: Any) -> None:
+    """Forecast the lag of consumer groups from samples."""
+    if not samples.is_dir():
+        raise click.UsageError(f"no samples in {samples}: take some with `skyroute pipeline lag --samples`")
+
+    def query(spark: "SparkSession") -> "DataFrame":
+        from skyroute.pipeline.jobs.forecast import forecast as job
+        from skyroute.pipeline.jobs.lag import read_samples
+
+        return job(read_samples(spark, samples), within_s).orderBy("consumer_group", "topic")
+
+    run_job(query, "reading samples", **options)
 
 
 @pipeline.command(
