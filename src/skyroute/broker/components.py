@@ -224,6 +224,7 @@ class Components:
             self._follow(tls, signer)
         if config.controller_mode_enabled:
             self.roles = self._controlled(tls, signer, disk)
+            self.roles.mode.sender.may_replicate = self._may_replicate
 
     def _controlled(self, tls: ssl.SSLContext | None, signer: Signer | None, disk: Disk | None) -> Roles:
         self.metadata_sync = self._metadata_sync(lambda: roles.master_address, tls, signer)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from skyroute.client.producing.producer import Producer
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import Message
+from skyroute.wire.auto_switch import SlaveHello, encode_slave_hello
 from tests.support.connections import connection_to
 from tests.support.disks import bodies
 from tests.support.replica_groups import ReplicaGroup, replica_group
+from tests.support.signing import ROOT
 from tests.support.waiting import eventually
 
 TOPIC = "Orders"
@@ -132,6 +134,18 @@ async def test_epochs_and_the_replication_port_can_be_queried(tmp_path: Path) ->
         }
         fields = (await line.call(906)).fields
         assert fields["masterHaAddress"] == group.roles(2).log_address
+
+
+async def test_the_replication_port_is_closed_to_addresses_that_are_not_listed(tmp_path: Path) -> None:
+    guarded = {"authentication_enabled": True, "init_user": ROOT.json, "own_credentials": ROOT.credentials_json}
+    async with replica_group(tmp_path, 1, **guarded) as group:
+        sender = group.mode(1).sender
+        reader, writer = await asyncio.open_connection("127.0.0.1", sender.port)
+        writer.write(encode_slave_hello(SlaveHello(2)))
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        assert sender.slaves() == []
 
 
 async def test_a_learner_follows_and_never_joins(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.clock import Clock
 from skyroute.files.errors import StorageError
 from skyroute.remoting.errors import BindError
+from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.wire.auto_switch import (
     BODY_BYTES_MAX,
     Epoch,
@@ -47,7 +48,7 @@ class SlaveConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", None)  # asyncio sets it before anything else is called
         self._is_paused = False
         self._is_scheduled = False
-        self.address = ""
+        self.host = self.address = "unknown"
         self.follower: Follower | None = None
         self.position: int | None = None
         """The next byte of the log to send; None before the first acknowledgement."""
@@ -61,7 +62,8 @@ class SlaveConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         peer = transport.get_extra_info("peername")
-        self.address = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        if peer:
+            self.host, self.address = str(peer[0]), f"{peer[0]}:{peer[1]}"
         self._sender.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -162,7 +164,7 @@ class SlaveConnection(asyncio.Protocol):
     def close(self, reason: str) -> None:
         """Close the connection, with a log line."""
         if not self._transport.is_closing():
-            log.warning("replication connection closed slave=%s reason=%s", self.address, reason)
+            self._sender.log_close(self, reason)
         self._transport.abort()
 
 
@@ -188,8 +190,11 @@ class LogSender:
         self._server: asyncio.Server | None = None
         self._connections: set[SlaveConnection] = set()
         self._is_woken = False
+        self._close_log = LogBackoff()
         self.state: SyncState | None = None
         """Set while this broker is master."""
+        self.may_replicate: Callable[[str], bool] | None = None
+        """Whether access control lets an IP address replicate; None: all may."""
         self.port = 0
 
     def __repr__(self) -> str:
@@ -253,10 +258,21 @@ class LogSender:
     def add(self, connection: SlaveConnection) -> None:
         """Note a new connection, or close it."""
         self._connections.add(connection)
-        if self.state is None:
+        if self.may_replicate is not None and not self.may_replicate(connection.host):
+            connection.close("refused by access control; list its address in brokerSourceAddresses")
+        elif self.state is None:
             connection.close("this broker is not master")
         elif len(self._connections) > SLAVES_MAX:
             connection.close(f"{SLAVES_MAX} connections are open")
+
+    def log_close(self, connection: SlaveConnection, reason: str) -> None:
+        """Log a closed connection. An address that no slave uses is logged less and less often."""
+        suppressed = self._close_log.suppressed(connection.host, self.now())
+        if connection.follower is not None or suppressed is not None:
+            log.warning(
+                "replication connection closed slave=%s suppressed=%d reason=%s",
+                *(connection.address, suppressed or 0, reason),
+            )
 
     def accept(self, connection: SlaveConnection, hello: SlaveHello) -> bytes:
         """Return the response to a slave's handshake. A slave that connects again replaces its old connection.
