@@ -170,7 +170,7 @@ class Components:
             self.store,
             interval_s=config.flush_interval_s,
             timeout_s=lambda: config.sync_flush_timeout_s,
-            on_flushed=self.long_polling.wake,
+            on_flushed=self._wake_pulls,
         )
         self.long_polling.wake_after_flush = config.sync_flush
         self.appender = Appender(
@@ -225,6 +225,10 @@ class Components:
         if config.controller_mode_enabled:
             self.roles = self._controlled(tls, signer, disk)
             self.roles.mode.sender.may_replicate = self._may_replicate
+
+    def _wake_pulls(self) -> None:
+        # A message that was stored during a flush is visible after the next one only.
+        self.long_polling.wake(is_complete=self.store.flushed_position >= self.store.max_position)
 
     def _controlled(self, tls: ssl.SSLContext | None, signer: Signer | None, disk: Disk | None) -> Roles:
         self.metadata_sync = self._metadata_sync(lambda: roles.master_address, tls, signer)

@@ -560,6 +560,25 @@ async def test_the_response_and_readers_wait_for_the_flush(empty_cluster: Cluste
     assert cluster.stored() == [b"1", b"2", b"3", b"body", b"5"]
 
 
+async def test_a_message_stored_during_a_flush_wakes_pulls_after_the_next_one(empty_cluster: Cluster) -> None:
+    cluster, disk = empty_cluster, BlockingDisk()
+    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH")
+    await cluster.add_topic("T", 2)
+    line, reader = await cluster.line(), await cluster.line()
+    suspended = await reader.send(pull(queue_id=1, flag=6))
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 1)
+    disk.block()
+    try:
+        first = await line.send(send(body=b"1"))
+        await eventually(lambda: cluster.broker.components.store.max_position > 0)
+        second = await line.send(send(body=b"2", queue_id=1))
+        await eventually(lambda: cluster.broker.components.flushing.waiting_count == 2)
+    finally:
+        disk.unblock()
+    assert [(await line.answer(opaque)).code for opaque in (first, second)] == [ResponseCode.SUCCESS] * 2
+    assert found_bodies(await reader.answer(suspended)) == [b"2"]
+
+
 async def test_a_slow_flush_is_reported_within_its_time_limit(empty_cluster: Cluster) -> None:
     cluster, disk = empty_cluster, BlockingDisk()
     await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", sync_flush_timeout_s=0.05)
