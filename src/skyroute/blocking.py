@@ -266,6 +266,8 @@ class Admin(_Blocking[AsyncAdmin]):
     cluster = _blocking(AsyncAdmin.cluster)
     route = _blocking(AsyncAdmin.route)
     broker_groups = _blocking(AsyncAdmin.broker_groups)
+    replication_status = _blocking(AsyncAdmin.replication_status)
+    replication_statuses = _blocking(AsyncAdmin.replication_statuses)
     only_cluster = _blocking(AsyncAdmin.only_cluster)
     addresses = _blocking(AsyncAdmin.addresses)
     serving = _blocking(AsyncAdmin.serving)

@@ -600,7 +600,10 @@ class RouteTableMachine(RuleBasedStateMachine):
         for connection in {event.connection for event in left}:
             *earlier, last = (event.connection_is_unused for event in left if event.connection == connection)
             assert not any(earlier)
-            assert last == all(connection not in (broker.connection, broker.older) for broker in self.model.brokers)
+            is_unused = all(connection not in (broker.connection, broker.older) for broker in self.model.brokers)
+            # A broker that leaves later in the step may have registered on it, too, and names its newest connection.
+            may_differ = is_unused and any(event.connection != connection for event in left)
+            assert last == is_unused or may_differ
         expected = {
             name: smallest
             for name, smallest in self.model.smallest().items()

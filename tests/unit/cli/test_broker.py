@@ -117,7 +117,10 @@ def test_an_invalid_advertised_port_is_a_usage_error(advertise: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["-D", "brokerRole=SLAVE"], "brokerRole=SLAVE from the command line is not supported"),
+        (
+            ["-D", "brokerRole=SLAVE"],
+            "brokerId=0 from the command line does not fit brokerRole (expected 1 or more for a slave)",
+        ),
         (["--advertise", "0.0.0.0", "-D", "listenPort=0"], "give the address that clients can reach with brokerIP1"),
         (["-c", "none.conf"], "cannot read properties file none.conf: No such file or directory"),
     ],

@@ -242,7 +242,10 @@ async def broker_status(admin: Admin, broker: str | None, cluster: str | None) -
 async def ha_status(
     admin: Admin, broker: str | None, cluster: str | None, interval_s: float | None
 ) -> AsyncIterator[Output]:
-    """Print the replication of brokers: the slaves of a master, or the master of a slave."""
+    """Print the replication of brokers.
+
+    A master shows its slaves, a slave its master.
+    """
     while True:
         found, failures = await admin.replication_statuses(broker=broker, cluster=cluster)
         values = {address: msgspec.to_builtins(status) for address, status in found.items()}
