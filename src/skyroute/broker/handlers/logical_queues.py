@@ -47,7 +47,8 @@ class LogicalQueues:
     """
 
     def __init__(self, mappings: QueueMappings, peers: PeerBrokers, broker_name: str) -> None:
-        self._mappings = mappings
+        self._mappings = mappings.all()
+        """A live view, whose truth value costs no call."""
         self._peers = peers
         self._broker_name = broker_name
         self._inner: Mapping[int, Handler] = {}
