@@ -396,6 +396,7 @@ async def test_a_slave_reads_logical_queues_as_its_master_does(empty_cluster: Cl
     await eventually(lambda: slave.components.queue_mappings.get("S") is not None)
     await fill(line, "0", "1")
     await eventually(lambda: slave.components.store.max_offset("S", 1) == 2)
+    await eventually(lambda: slave.components.topics.get("S") is not None)
     answer = await (await empty_cluster.line(address=slave.address)).call(pull("S", 0, queue_id=0))
     assert found_bodies(answer) == [b"0", b"1"]
     assert (empty_cluster.folder / "slave" / "config" / "topicQueueMapping.json").exists()
