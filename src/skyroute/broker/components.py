@@ -192,7 +192,7 @@ class Components:
         )
         self.peers = PeerBrokers(config.name_servers, clock.monotonic, tls, signer)
         self.topic_propagation = TopicPropagation(config.name_servers, identity, tls, signer)
-        self.topic_routes = TopicRoutes(config.name_servers, clock.monotonic, tls, signer)
+        self.topic_routes = TopicRoutes(self.peers, clock.monotonic)
         self.transactions = Transactions(
             self.store,
             self.appender,

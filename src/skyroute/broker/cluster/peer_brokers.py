@@ -1,10 +1,10 @@
-"""Requests to other brokers of the cluster, by broker name."""
+"""Requests to other brokers of the cluster, by broker name, and to name servers."""
 
 import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.client import Channel, connect
@@ -15,6 +15,8 @@ from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CALL_S: Final = 3.0
 """Time limit of a request to another broker, as in Apache's brokers (`forwardTimeout`)."""
@@ -65,6 +67,16 @@ class PeerBrokers:
             self._addresses.pop(broker_name, None)  # it may have another one now
             raise
 
+    async def call_name_server(self, request: Request, decode: Callable[[Response], T]) -> T | None:
+        """Return the decoded response of the first name server that gives a valid one; None if none does."""
+        for name_server in self._name_servers:
+            try:
+                channel = await self._channel(name_server)
+                return decode(await channel.call(request, CALL_S))
+            except SkyrouteError as error:
+                log.debug("no response code=%d name_server=%s reason=%s", request.code, name_server, error)
+        return None
+
     async def stop(self) -> None:
         """Close all connections."""
         tasks = [*self._channels.values(), *([] if self._refreshing is None else [self._refreshing])]
@@ -105,17 +117,13 @@ class PeerBrokers:
         await asyncio.shield(self._refreshing)
 
     async def _read_addresses(self) -> None:
-        for name_server in self._name_servers:
-            try:
-                channel = await self._channel(name_server)
-                response = await channel.call(encode_cluster_query(), CALL_S)
-                if response.code != ResponseCode.SUCCESS:
-                    continue
-                view = decode_cluster_view(response.body)
-            except SkyrouteError as error:
-                log.debug("addresses of brokers not read name_server=%s reason=%s", name_server, error)
-                continue
-            self._addresses = {
-                group.name: group.addresses[min(group.addresses)] for group in view.groups if group.addresses
-            }
-            return
+        addresses = await self.call_name_server(encode_cluster_query(), _decode_addresses)
+        if addresses is not None:
+            self._addresses = addresses
+
+
+def _decode_addresses(response: Response) -> dict[str, str]:
+    if response.code != ResponseCode.SUCCESS:
+        raise RemotingError(f"response {response.code} {response.remark}")
+    groups = decode_cluster_view(response.body).groups
+    return {group.name: group.addresses[min(group.addresses)] for group in groups if group.addresses}

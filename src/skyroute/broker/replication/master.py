@@ -361,7 +361,7 @@ class HaMaster:
             line.send_now()
 
     def acknowledged(self) -> None:
-        """Tell those who wait that a slave has reported."""
+        """Notify the waiting sends that a slave has reported."""
         if self.on_acknowledged is not None:
             self.on_acknowledged()
 
