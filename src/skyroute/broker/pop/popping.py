@@ -10,7 +10,7 @@ import msgspec
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import Filter
 from skyroute.broker.identity import Identity
-from skyroute.broker.pop.in_flight import Batch, BatchKey, InFlight
+from skyroute.broker.pop.in_flight import BUFFER_MS, Batch, BatchKey, InFlight
 from skyroute.broker.pop.ordered_queues import OrderedQueues
 from skyroute.broker.pop.revive_log import REVIVE_QUEUES, ReviveLog
 from skyroute.broker.stats import Stats
@@ -161,7 +161,8 @@ class Popping:
             self._pop_topic(popped, retry, self._queue_ids(retry), Filter(), may_go_on)
         self.popped += popped.count
         if popped.count:
-            self._wake_revival(popped.popped_at_ms + question.invisible_ms)
+            # Its check point is written before the messages are visible again.
+            self._wake_revival(popped.popped_at_ms + min(question.invisible_ms, BUFFER_MS))
         self._stats.fetched(question.group, question.topic, popped.count, popped.record_bytes)
         return popped
 
@@ -428,7 +429,7 @@ class Popping:
             self._in_flight.take(old, offset)
             self.commit(group, topic, queue_id)
         self.changed += 1
-        self._wake_revival(new.visible_at_ms)
+        self._wake_revival(key.popped_at_ms + min(change.invisible_ms, BUFFER_MS))
         return key.popped_at_ms, change.invisible_ms, revive_queue_id
 
     def has_messages(self, question: PopQuestion, topic: TopicConfig) -> bool:
