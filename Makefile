@@ -37,7 +37,7 @@ FIRST ?= b1dfccc
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/reliability tests/packaging tests/fuzz tests/upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller
+.PHONY: test-replication help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +86,10 @@ texts: $(READY) ## collect the console's texts into its .po catalogue, and compi
 
 test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four languages, and tools; needs java, mvn, go, node and npm
 	$(BIN)/python -m pytest --quiet tests/peers
+
+test-replication: $(READY) ## copy logs between our brokers and Apache's 5.5.0 and 4.9.7, and kill masters 20 times; needs Java and Maven
+	SKYROUTE_LONG=1 SKYROUTE_KILLS=20 AUTO_SWITCH_KILLS=10 $(BIN)/python -m pytest --quiet \
+		tests/peers/test_replication.py tests/peers/test_auto_switch.py tests/peers/test_slave_of_our_broker.py
 
 test-controllers: $(READY) ## kill controllers and etcd members, all for a minute, and cut a master off; needs Java, Maven, and etcd or apt
 	SKYROUTE_LONG=1 SKYROUTE_ALL_DOWN_S=60 $(BIN)/python -m pytest --quiet \

@@ -30,9 +30,9 @@ def written(member: ApacheBroker) -> bytes:
     ("controller_kind", "kinds"),
     [
         pytest.param(SkyrouteController, (OURS, OURS, OURS), id="ours-on-ours"),
-        pytest.param(ApacheController, (OURS, OURS, OURS), id="ours-on-apache"),
+        pytest.param(ApacheController, (OURS, OURS, OURS), id="ours-on-apache", marks=pytest.mark.long),
         pytest.param(ApacheController, (APACHE, APACHE, OURS), id="mixed-on-apache"),
-        pytest.param(SkyrouteController, (OURS, APACHE, OURS), id="mixed-on-ours"),
+        pytest.param(SkyrouteController, (OURS, APACHE, OURS), id="mixed-on-ours", marks=pytest.mark.long),
     ],
 )
 def test_no_acknowledged_message_is_lost_when_masters_are_killed(

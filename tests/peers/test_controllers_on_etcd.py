@@ -202,6 +202,7 @@ async def world(folder: Path) -> AsyncIterator[World]:
         yield here
 
 
+@pytest.mark.long
 async def test_leaders_and_members_are_killed_and_no_epoch_is_given_twice(tmp_path: Path) -> None:
     async with world(tmp_path) as here:
         # The leading controller: brokers keep their roles, and masters are replaced under the next leader.

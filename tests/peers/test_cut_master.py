@@ -8,6 +8,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.support.apache import ApacheBroker, SkyrouteNameServer
 from tests.support.controlled_brokers import JOIN_S, Load, SkyrouteController, broker, read_all
 from tests.support.cut_proxy import CutProxy
@@ -44,6 +46,7 @@ def send_to(address: str, number: int) -> int | None:
         return None
 
 
+@pytest.mark.long
 def test_a_master_that_is_cut_off_acknowledges_nothing(lib: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(SkyrouteNameServer("name server", tmp_path / "ns"))

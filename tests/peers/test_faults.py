@@ -22,7 +22,11 @@ JAVA_S = LINKS * (len(FAULTS) + 1) * FAULT_S * 1.5
 
 @pytest.mark.parametrize(
     ("name_server", "broker"),
-    [(ApacheNameServer, SkyrouteBroker), (SkyrouteNameServer, ApacheBroker), (SkyrouteNameServer, SkyrouteBroker)],
+    [
+        (ApacheNameServer, SkyrouteBroker),
+        (SkyrouteNameServer, ApacheBroker),
+        pytest.param(SkyrouteNameServer, SkyrouteBroker, marks=pytest.mark.long),
+    ],
 )
 async def test_every_fault_between_apaches_parts_and_ours_loses_nothing(
     tmp_path: Path, name_server: type[NameServerProcess], broker: type[ApacheBroker]

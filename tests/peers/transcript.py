@@ -32,6 +32,10 @@ PLACES = frozenset({"configStorePath", "kvConfigPath", "listenPort", "rocketmqHo
 # Settings that only ours has.
 OUR_KEYS = frozenset(
     {
+        "addressBytesPerSecond",
+        "addressConnectionsMax",
+        "addressHandshakesMax",
+        "addressRequestsPerSecond",
         "brokersMax",
         "frameMaxLength",
         "journalEnable",
