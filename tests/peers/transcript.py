@@ -46,6 +46,7 @@ OUR_KEYS = frozenset(
         "journalSegmentBytes",
         "journalSegmentSeconds",
         "kvConfigMaxBytes",
+        "limitExemptAddresses",
         "massExpiryPercent",
         "memoryPath",
         "metricsHost",
