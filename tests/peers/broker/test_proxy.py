@@ -69,7 +69,8 @@ def test_a_message_without_ack_comes_again(client: Any) -> None:
     first = client("receive", "expiring", "Expiring", 2, 10, 1, 40)
     (again,) = client("receive", "expiring", "Expiring", 1, 10, 1, 40)
     assert (again["body"], again["attempt"]) == (first[1]["body"], 2)
-    assert 10 <= again["at"] - first[1]["at"] < 20
+    # It was popped some time before the client had it.
+    assert 9 <= again["at"] - first[1]["at"] < 20
     assert client("receive", "expiring", "Expiring", 1, 10, 1, 12) == []
 
 
@@ -77,7 +78,7 @@ def test_the_invisible_time_can_be_changed(client: Any) -> None:
     client("send", "Changed", 1)
     first, again = client("change", "changed", "Changed", 60, 10, 50)
     assert (again["body"], again["attempt"]) == (first["body"], 2)
-    assert 10 <= again["at"] - first["at"] < 30
+    assert 9 <= again["at"] - first["at"] < 30
 
 
 def test_tags_select_messages(client: Any) -> None:
