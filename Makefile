@@ -89,7 +89,8 @@ test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four 
 
 test-replication: $(READY) ## copy logs between our brokers and Apache's 5.5.0 and 4.9.7, and kill masters 20 times; needs Java and Maven
 	SKYROUTE_LONG=1 SKYROUTE_KILLS=20 AUTO_SWITCH_KILLS=10 $(BIN)/python -m pytest --quiet \
-		tests/peers/test_replication.py tests/peers/test_auto_switch.py tests/peers/test_slave_of_our_broker.py tests/peers/test_acting_master.py
+		tests/peers/test_replication.py tests/peers/test_auto_switch.py tests/peers/test_slave_of_our_broker.py tests/peers/test_acting_master.py \
+		tests/peers/client/test_reading_from_slaves.py tests/peers/broker/test_slaves.py
 
 test-controllers: $(READY) ## kill controllers and etcd members, all for a minute, and cut a master off; needs Java, Maven, and etcd or apt
 	SKYROUTE_LONG=1 SKYROUTE_ALL_DOWN_S=60 $(BIN)/python -m pytest --quiet \

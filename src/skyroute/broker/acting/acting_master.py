@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_S: Final = 2.0
 """A returning master waits at most this long for messages that are on their way to other brokers."""
-EARLY_STEPS_MAX: Final = 100
+EARLY_STEPS: Final = 100
 """Steps of redelivery while a returning master waits."""
 RETURN_S: Final = 30.0
 """After its notice, a returning master has this long to register."""
@@ -182,7 +182,7 @@ class ActingMaster:
             now_ms = self._appender.now_ms()
             early_ms = now_ms + EARLY_MS + self._config.timer_precision_ms
             if self._config.timers_enabled:
-                for _ in range(EARLY_STEPS_MAX):
+                for _ in range(EARLY_STEPS):
                     if self._revival.step(early_ms) > early_ms:
                         break
                     await asyncio.sleep(0)
