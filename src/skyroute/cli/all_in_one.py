@@ -214,7 +214,11 @@ def _run_one_broker(options: UpOptions, name_server: NameServer) -> None:
         )
     config = BrokerConfig.load(options=_broker_settings(options, 1))
     broker = Broker(config)
-    servers = [name_server, _BrokerInProcess(broker, name_server), *_consoles(options, name_server)]
+    servers: list[RunnableServer] = [
+        name_server,
+        _BrokerInProcess(broker, name_server),
+        *_consoles(options, name_server),
+    ]
 
     def print_addresses() -> None:
         print_line(f"Name server  {local_address(name_server)}")
@@ -275,7 +279,7 @@ def _run_group(options: UpOptions, name_server: NameServer) -> None:
         if master is not None:
             print_line(f"  kill -9 {master.pid}    # another broker becomes master; this one is started again")
 
-    servers = [name_server, controller, group, *_consoles(options, name_server, controller)]
+    servers: list[RunnableServer] = [name_server, controller, group, *_consoles(options, name_server, controller)]
     run("cluster", [name_server.config, config], servers, print_addresses)
 
 
