@@ -24,6 +24,7 @@ DELAY_S = 40
 SETTINGS = {
     "enableSlaveActingMaster": "true",
     "enableRemoteEscape": "true",
+    "totalReplicas": "2",  # else a starting Apache master takes over nothing
     "slaveReadEnable": "true",
     "messageDelayLevel": f"1s {DELAY_S}s",
     "mappedFileSizeCommitLog": str(1 << 20),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ async def test_consumers_go_on_from_the_slave_in_order(
             await eventually(lambda: topic in line.call(21, {}).text, "the slave has the topic", timeout_s=WAIT_S)
         master.kill()
         async with AsyncExitStack() as consumers:
-            inboxes = [
+            inboxes: list[Any] = [
                 await consumers.enter_async_context(java.consumer(place, GROUPS[0], topic)),
                 await consumers.enter_async_context(go.consumer(place, GROUPS[1], topic)),
                 await consumers.enter_async_context(consuming(place, GROUPS[2], topic)),
@@ -69,9 +70,8 @@ async def test_consumers_go_on_from_the_slave_in_order(
                 await inbox.take_bodies(first + second, timeout_s=WAIT_S)
                 offsets = [each.queue_offset for each in inbox.received]
                 assert sorted(offsets) == list(range(40)), "each message once"
-            for group in GROUPS:
-                await eventually(
-                    lambda group=group: number_of(master, QUERY_OFFSET, consumerGroup=group) == 40,
-                    f"{group} commits to the master",
-                    timeout_s=WAIT_S,
-                )
+            await eventually(
+                lambda: [number_of(master, QUERY_OFFSET, consumerGroup=group) for group in GROUPS] == [40, 40, 40],
+                "all commit to the master",
+                timeout_s=WAIT_S,
+            )
