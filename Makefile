@@ -85,7 +85,7 @@ texts: $(READY) ## collect the console's texts into its .po catalogue, and compi
 	$(BIN)/pybabel --quiet compile --domain console --directory $(LOCALE) --statistics
 
 test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four languages, and tools; needs java, mvn, go, node and npm
-	$(BIN)/python -m pytest --quiet tests/peers
+	$(BIN)/python -m pytest --quiet -n 2 --dist loadgroup tests/peers
 
 test-replication: $(READY) ## copy logs between our brokers and Apache's 5.5.0 and 4.9.7, and kill masters 20 times; needs Java and Maven
 	SKYROUTE_LONG=1 SKYROUTE_KILLS=20 AUTO_SWITCH_KILLS=10 $(BIN)/python -m pytest --quiet \
