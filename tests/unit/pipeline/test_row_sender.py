@@ -14,7 +14,7 @@ from skyroute.pipeline.sink.options import WriteOptions
 from skyroute.pipeline.sink.row_packer import IDEMPOTENCY_KEY
 from skyroute.pipeline.sink.row_sender import IN_FLIGHT_BYTES_MAX, RowSender
 from skyroute.pipeline.source.batch import BatchReader
-from skyroute.remoting.errors import CallTimeoutError
+from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError
 from skyroute.testing import Cluster, cluster
 
 TOPIC = "Rows"
@@ -89,7 +89,8 @@ def test_rows_are_taken_only_up_to_the_bound_in_flight(two: Cluster, connection:
     for number in range(2):
         two.pause_broker(number)
     try:
-        with pytest.raises(CallTimeoutError):
+        # The first call that times out closes its connection: on a busy machine, the others fail with that instead.
+        with pytest.raises((CallTimeoutError, ConnectionLostError)):
             connection.run(row_sender(connection, timeout_s=0.5).send(endless()))
     finally:
         for number in range(2):
