@@ -212,8 +212,8 @@ bench-console: $(READY) ## measure response times of the console for 100 brokers
 bench-attacks: $(READY) ## attack our servers, and measure what other clients notice; needs 8 GB of memory
 	$(BIN)/python -m benchmarks.attacks
 
-bench-pipeline: $(READY) ## measure Spark source, sink and jobs, compared with Spark's Kafka source
-	$(BIN)/python -m benchmarks.pipeline
+bench-pipeline: $(READY) $(COMPILED_READY) ## measure Spark source, sink and jobs, compared with Spark's Kafka source; ROWS=1,5 for some, ROUNDS=1 for few rounds
+	$(BIN)/python -m benchmarks.pipeline --servers $(CURDIR)/$(COMPILED)/bin/python $(if $(ROWS),--only $(ROWS)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 ci: ## run what CI runs
 	.ci/run
