@@ -57,7 +57,7 @@ SMALL_BODY: Final = 100
 """Bytes of a body in the row of restarts: what counts there is how many records there are."""
 START_TIMEOUT_S: Final = 180.0
 CREATE_TOPIC, RUNTIME_INFO, MAX_OFFSET, BROKERS = 17, 28, 30, 106
-POP_BACKLOG: Final = 200_000
+POP_BACKLOG: Final = 300_000
 POP_CONNECTIONS: Final = 16
 
 # Apache's own size of a commit-log file, for both: with the tests' small ones, making files is much of the work.
@@ -109,9 +109,10 @@ class Broker:
             return int(json.loads(line.call(RUNTIME_INFO).body)["table"]["commitLogMaxOffset"])
 
     def pop(self, name: str, topic: str, seconds: float) -> dict[str, float]:
-        """Pop and acknowledge messages of a topic."""
+        """Pop and acknowledge the messages of a topic, for at most `seconds`."""
         program = str(ROOT / "benchmarks" / "load" / "pop_load.py")
-        command = [sys.executable, program, str(self.port), name, topic, str(POP_CONNECTIONS), str(seconds)]
+        words = (self.port, name, topic, POP_BACKLOG, POP_CONNECTIONS, seconds)
+        command = [sys.executable, program, *map(str, words)]
         said = subprocess.run(command, capture_output=True, text=True, check=False)
         if said.returncode:
             raise LoadError(said.stderr[-2000:])

@@ -1,6 +1,8 @@
 """Pops messages on several connections and acknowledges each batch; prints the figures as JSON.
 
-Usage: pop_load.py PORT BROKER TOPIC CONNECTIONS SECONDS
+It ends when all COUNT messages of the topic were acknowledged, or after SECONDS.
+
+Usage: pop_load.py PORT BROKER TOPIC COUNT CONNECTIONS SECONDS
 """
 
 import asyncio
@@ -44,7 +46,16 @@ def ack_body(broker: str, topic: str, fields: dict[str, str]) -> tuple[int, byte
     return count, json.dumps({"acks": acks, "brokerName": broker}).encode()
 
 
-async def consume(port: int, broker: str, topic: str, until: float, times: list[float]) -> int:
+class Load:
+    """What all connections share."""
+
+    def __init__(self, count: int, until: float) -> None:
+        self.left = count
+        self.until = until
+        self.times: list[float] = []
+
+
+async def consume(port: int, broker: str, topic: str, load: Load) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     fields = {"consumerGroup": "bench", "topic": topic, "queueId": "-1", "maxMsgNums": str(COUNT)}
     fields |= {
@@ -56,8 +67,7 @@ async def consume(port: int, broker: str, topic: str, until: float, times: list[
         "expType": "TAG",
     }
     ask = frame(POP, 1, {**fields, "order": "false"})
-    total = 0
-    while time.perf_counter() < until:
+    while load.left > 0 and time.perf_counter() < load.until:
         began = time.perf_counter()
         writer.write(ask)
         answer = await receive(reader)
@@ -66,7 +76,7 @@ async def consume(port: int, broker: str, topic: str, until: float, times: list[
                 await asyncio.sleep(0.001)
                 continue
             raise RuntimeError(f"pop failed: {answer}")
-        times.append(time.perf_counter() - began)
+        load.times.append(time.perf_counter() - began)
         found = answer["extFields"]
         assert isinstance(found, dict)
         count, body = ack_body(broker, topic, found)
@@ -74,21 +84,20 @@ async def consume(port: int, broker: str, topic: str, until: float, times: list[
         answer = await receive(reader)
         if answer["code"] != 0:
             raise RuntimeError(f"acknowledgement failed: {answer}")
-        total += count
+        load.left -= count
     writer.close()
-    return total
 
 
-async def main(port: int, broker: str, topic: str, connections: int, seconds: float) -> None:
-    times: list[float] = []
+async def main(port: int, broker: str, topic: str, count: int, connections: int, seconds: float) -> None:
     began = time.perf_counter()
-    until = began + seconds
-    counts = await asyncio.gather(*(consume(port, broker, topic, until, times) for _ in range(connections)))
-    times.sort()
+    load = Load(count, began + seconds)
+    await asyncio.gather(*(consume(port, broker, topic, load) for _ in range(connections)))
+    took_s = time.perf_counter() - began
+    times = sorted(load.times)
     p99_us = times[int(len(times) * 0.99)] * 1e6 if times else 0
-    print(json.dumps({"messages": sum(counts), "seconds": time.perf_counter() - began, "p99_us": p99_us}))
+    print(json.dumps({"messages": count - load.left, "seconds": took_s, "p99_us": p99_us}))
 
 
 if __name__ == "__main__":
-    port, broker, topic, connections, seconds = sys.argv[1:]
-    asyncio.run(main(int(port), broker, topic, int(connections), float(seconds)))
+    port, broker, topic, count, connections, seconds = sys.argv[1:]
+    asyncio.run(main(int(port), broker, topic, int(count), int(connections), float(seconds)))

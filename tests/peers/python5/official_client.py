@@ -5,6 +5,7 @@ Usage: official_client.py PROXY SCENARIO ARGUMENTS...
 
 import json
 import sys
+import threading
 import time
 
 from rocketmq import (
@@ -22,9 +23,13 @@ from rocketmq import (
 )
 from rocketmq.v5.exception.client_exception import InternalErrorException
 
+TELLING = threading.Lock()
+
 
 def tell(**members):
-    print(json.dumps(members), flush=True)  # noqa: T201 - its output is read by the test
+    """Print one line. Listeners run in several threads, and `print` writes a line in two parts."""
+    with TELLING:
+        print(json.dumps(members), flush=True)  # noqa: T201 - its output is read by the test
 
 
 def configuration(proxy):
@@ -132,10 +137,10 @@ def transactions(proxy, topic):
 class Listener(MessageListener):
     def __init__(self, fails):
         self.fails = fails
-        self.count = 0
+        self.calls = []
 
     def consume(self, got):
-        self.count += 1
+        self.calls.append(got.message_id)
         tell(**describe(got), at=time.time())
         return ConsumeResult.FAILURE if self.fails else ConsumeResult.SUCCESS
 
@@ -146,7 +151,7 @@ def push(proxy, group, topic, count, mode, timeout_s):
     consumer = PushConsumer(configuration(proxy), group, listener, {topic: FilterExpression("*")})
     consumer.startup()
     deadline = time.time() + float(timeout_s)
-    while listener.count < int(count) and time.time() < deadline:
+    while len(listener.calls) < int(count) and time.time() < deadline:
         time.sleep(0.1)
     time.sleep(2)
     consumer.shutdown()

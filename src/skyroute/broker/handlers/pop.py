@@ -264,7 +264,9 @@ class PopHandlers:
             if not ack.offsets or self.topics.get(topic) is None or queue_id >= self._topic(topic, -1).read_queues:
                 continue
             low, high = self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
-            offsets = tuple(offset for offset in ack.offsets if low <= offset < high)
+            offsets = ack.offsets  # ascending
+            if offsets[0] < low or offsets[-1] >= high:
+                offsets = tuple(offset for offset in offsets if low <= offset < high)
             if offsets:
                 try:
                     self.popping.ack_many(

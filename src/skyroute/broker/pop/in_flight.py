@@ -198,6 +198,14 @@ class InFlight:
             self._finish(batch)
         return True
 
+    def take_many(self, batch: Batch, offsets: tuple[int, ...]) -> int:
+        """Take messages out of a batch; return how many were in it and not taken before."""
+        if offsets != batch.offsets:
+            return sum(self.take(batch, offset) for offset in offsets)
+        taken = batch.left.bit_count()
+        self.drop(batch)
+        return taken
+
     def _finish(self, batch: Batch) -> None:
         batch.is_done = True
         self._table.pop(batch.key, None)

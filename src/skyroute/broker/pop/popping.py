@@ -185,14 +185,15 @@ class Popping:
         accepted: Filter,
         may_go_on: Callable[[], bool],
     ) -> None:
-        for queue_id in queue_ids:
-            if popped.room <= 0:
-                start = self._next_offset(popped.question.group, topic.name, queue_id)
-                popped.rest += max(0, self._store.max_offset(topic.name, queue_id) - (start or 0))
-            elif popped.question.ordered:
-                self._pop_ordered(popped, topic.name, queue_id, accepted, may_go_on)
-            else:
-                self._pop_queue(popped, topic.name, queue_id, accepted, may_go_on)
+        pop_queue = self._pop_ordered if popped.question.ordered else self._pop_queue
+        group, name, max_offset = popped.question.group, topic.name, self._store.max_offset
+        left = iter(queue_ids)
+        while popped.room > 0 and (queue_id := next(left, None)) is not None:
+            pop_queue(popped, name, queue_id, accepted, may_go_on)
+        for queue_id in left:
+            rest = max_offset(name, queue_id) - (self._next_offset(group, name, queue_id) or 0)
+            if rest > 0:
+                popped.rest += rest
 
     def _next_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         held = self._in_flight.held_queue(group, topic, queue_id)
@@ -372,7 +373,7 @@ class Popping:
             return
         if batch.is_written:  # first: a failed write leaves the messages in flight
             self._revive_log.write_ack(key, offsets, batch.revive_queue_id, batch.visible_at_ms)
-        taken = sum(self._in_flight.take(batch, offset) for offset in offsets)
+        taken = self._in_flight.take_many(batch, offsets)
         self.late_acks += len(offsets) - taken
         self._note_acks(taken, now_ms - popped_at_ms)
         if batch.is_done and not batch.is_written:

@@ -395,6 +395,7 @@ class BatchAck(msgspec.Struct, frozen=True, gc=False):
     popped_at_ms: int
     invisible_ms: int
     offsets: tuple[int, ...]
+    """Ascending."""
 
     @property
     def stored_topic(self) -> str:
@@ -481,6 +482,8 @@ def _decode_bits(text: str, start: int, count_max: int) -> tuple[int, ...]:
     bits = int.from_bytes(raw, "little")
     if (count := bits.bit_count()) > count_max:
         raise BodyError(f"{count} more acknowledgements in a request (expected at most {ACKS_MAX} together)")
+    if not bits & (bits + 1):  # the usual case: no gaps
+        return tuple(range(start, start + count))
     return tuple(start + at * 8 + bit for at, byte in enumerate(raw) if byte for bit in range(8) if byte & (1 << bit))
 
 
