@@ -35,7 +35,9 @@ class Outcome:
         target = "" if self.at_most is None else f" (target <= {self.at_most:g})"
         if self.at_least is not None:
             target = f" (target >= {self.at_least:,.0f})"
-        return f"{self.what}: {value} {self.unit}".rstrip() + target + (("  met" if self.is_met else "  NOT MET") if target else "")
+        if target:
+            target += "  met" if self.is_met else "  NOT MET"
+        return f"{self.what}: {value} {self.unit}".rstrip() + target
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,7 @@ class Broker:
                 await self._open_fast_port(tls, handlers)
             await self._open_ha_port(components, advertised.host)
             config.listen_port = server.port
+            await components.take_over_from_slaves()
         except BaseException:
             await self.kill()  # writes nothing
             raise
