@@ -37,7 +37,7 @@ FIRST ?= b1dfccc
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/reliability tests/packaging tests/fuzz tests/upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: test-replication help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller bench-replication
+.PHONY: test-access test-replication help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller bench-replication
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ test-controllers: $(READY) ## kill masters 10 times on every controller, control
 	SKYROUTE_LONG=1 SKYROUTE_ALL_DOWN_S=60 AUTO_SWITCH_KILLS=10 $(BIN)/python -m pytest --quiet tests/peers/test_controller.py \
 		tests/peers/test_etcd_store.py tests/peers/test_controllers_on_etcd.py tests/peers/test_cut_master.py tests/peers/test_auto_switch.py
 
+test-access: $(READY) ## let clients of four languages and mqadmin in, signed, unsigned, with wrong keys and without rights; needs java, mvn, go, node and npm
+	SKYROUTE_LONG=1 $(BIN)/python -m pytest --quiet tests/peers/access
+
 test-damage: $(READY) ## damage a million stores and recover them, for hours; DAMAGE_CASES=... for fewer
 	SKYROUTE_DAMAGE_CASES=$(DAMAGE_CASES) $(BIN)/python -m pytest --quiet -n auto tests/adversity/test_single_damage.py
 
@@ -118,8 +121,9 @@ simulate: $(READY) ## simulate clusters with faults for SIMULATE_S seconds; SEED
 simulate-bugs: $(READY) ## plant a bug for each invariant of the simulation, and check that it is found
 	$(BIN)/python -m tests.simulation --planted
 
-test-reliability: $(READY) ## measure the figures of docs/reliability.md on real processes, 45 minutes; FIGURES=... for some; needs java and mvn
+test-reliability: $(READY) ## measure the figures of docs/reliability.md on real processes, 55 minutes; FIGURES=... for some; needs java and mvn
 	$(BIN)/python -m tests.reliability $(FIGURES)
+	$(if $(FIGURES),,SKYROUTE_LONG=1 $(BIN)/python -m pytest --quiet tests/reliability)
 
 soak: $(READY) ## load, faults and restarts for SOAK_S seconds; memory, files, tasks and threads must stay flat
 	$(BIN)/python -m tests.reliability soak --seconds $(SOAK_S)
