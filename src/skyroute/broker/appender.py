@@ -97,13 +97,21 @@ class Appender:
         if self.refusal is not None:
             raise self.refusal
         appended = self._store.append(draft, self.now_ms())
-        if self._waits_for_disk:
+        if self._waits_for_disk:  # as `_note_stored`, without a call: every send passes here
             self._flushing.flush_soon()
         self._stats.stored(draft.topic, 1, appended.record_bytes)
         self._long_polling.arrived(draft.topic, draft.queue_id)
         if self.on_append is not None:
             self.on_append()
         return appended
+
+    def _note_stored(self, draft: Draft, messages: int, record_bytes: int) -> None:
+        if self._waits_for_disk:
+            self._flushing.flush_soon()
+        self._stats.stored(draft.topic, messages, record_bytes)
+        self._long_polling.arrived(draft.topic, draft.queue_id)
+        if self.on_append is not None:
+            self.on_append()
 
     def put_batch(self, draft: Draft, items: Sequence[RawItem]) -> AppendedBatch:
         """Store a batch as one record per message. Each takes everything but its content from the draft.
@@ -114,12 +122,7 @@ class Appender:
         if self.refusal is not None:
             raise self.refusal
         appended = self._store.append_batch(draft, items, self.now_ms())
-        if self._waits_for_disk:
-            self._flushing.flush_soon()
-        self._stats.stored(draft.topic, len(items), appended.log_end - appended.log_positions[0])
-        self._long_polling.arrived(draft.topic, draft.queue_id)
-        if self.on_append is not None:
-            self.on_append()
+        self._note_stored(draft, len(items), appended.log_end - appended.log_positions[0])
         return appended
 
     def prepare_batch(self, draft: Draft) -> PreparedBatch:
@@ -139,12 +142,7 @@ class Appender:
         if self.refusal is not None:
             raise self.refusal
         appended = self._store.append_prepared(batch, self.now_ms())
-        if self._waits_for_disk:
-            self._flushing.flush_soon()
-        self._stats.stored(batch.draft.topic, len(appended.log_positions), len(batch.records))
-        self._long_polling.arrived(batch.draft.topic, batch.draft.queue_id)
-        if self.on_append is not None:
-            self.on_append()
+        self._note_stored(batch.draft, len(appended.log_positions), len(batch.records))
         return appended
 
     def dispatch_step(self) -> bool:
@@ -160,10 +158,7 @@ class Appender:
         if self.refusal is not None:
             raise self.refusal
         appended = self._store.append_inner_batch(draft, messages, self.now_ms())
-        self._stats.stored(draft.topic, messages, appended.record_bytes)
-        self._long_polling.arrived(draft.topic, draft.queue_id)
-        if self.on_append is not None:
-            self.on_append()
+        self._note_stored(draft, messages, appended.record_bytes)
         return appended
 
     def disk_used(self) -> float:

@@ -43,6 +43,7 @@ _COMMANDS = {
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
         "skyroute up                                         # a local cluster for development; ctrl-C stops it",
+        "skyroute up --replicas 3                            # with three brokers, one of which may be killed",
         'skyroute admin sendMessage -n 127.0.0.1:9876 -t Hello -p "My first message"',
         "skyroute admin printMsg -n 127.0.0.1:9876 -t Hello",
         "skyroute console -n 127.0.0.1:9876                  # the web console",

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from skyroute.message.errors import InvalidNameError
-from skyroute.message.reserved_topics import DLQ_PREFIX, RETRY_PREFIX, is_closed_to_senders
+from skyroute.message.reserved_topics import CLOSED_TO_SENDERS, DLQ_PREFIX, RETRY_PREFIX
 
 TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255
@@ -119,5 +119,5 @@ def check_open_to_senders(topic: str) -> None:
     Raises:
         InvalidNameError: only brokers may write to it.
     """
-    if is_closed_to_senders(topic):
+    if topic in CLOSED_TO_SENDERS:
         raise InvalidNameError(f"Sending message to topic[{topic}] is forbidden.")

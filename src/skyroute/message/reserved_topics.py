@@ -103,11 +103,6 @@ def is_system_topic(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
 
 
-def is_closed_to_senders(topic: str) -> bool:
-    """Return whether only brokers may write to a topic."""
-    return topic in CLOSED_TO_SENDERS
-
-
 def is_system_group(group: str) -> bool:
     """Return whether a group is reserved."""
     return group.startswith(SYSTEM_GROUP_PREFIX)

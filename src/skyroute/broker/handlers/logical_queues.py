@@ -67,11 +67,23 @@ class LogicalQueues:
             code.GET_EARLIEST_MSG_STORETIME: self._earliest_time,
             code.SEARCH_OFFSET_BY_TIMESTAMP: self._offset_at_time,
         }
-        translated: dict[int, Handler] = {number: partial(each, handlers[number]) for number, each in sends.items()}
+        translated: dict[int, Handler] = {
+            number: self._if_any(handlers[number], partial(each, handlers[number])) for number, each in sends.items()
+        }
         translated |= {
-            number: partial(self._if_logical, handlers[number], each) for number, each in (pulls | offsets).items()
+            number: self._if_any(handlers[number], partial(self._if_logical, handlers[number], each))
+            for number, each in (pulls | offsets).items()
         }
         return {**handlers, **translated}
+
+    def _if_any(self, inner: Handler, translated: Handler) -> Handler:
+        """Return a handler that translates if there are static topics at all."""
+        mappings = self._mappings
+
+        def handle(request: Request, peer: Peer) -> Answer:
+            return translated(request, peer) if mappings else inner(request, peer)
+
+        return handle
 
     def _if_logical(
         self,
@@ -80,8 +92,6 @@ class LogicalQueues:
         request: Request,
         peer: Peer,
     ) -> Answer:
-        if not self._mappings:
-            return inner(request, peer)
         mapping = self._mappings.get(request.fields.get("topic", ""))
         # `lo` is false in requests that another broker has translated.
         if mapping is None or request.fields.get("lo", "").lower() == "false":
@@ -100,8 +110,6 @@ class LogicalQueues:
     # Sends
 
     def _send(self, inner: Handler, request: Request, peer: Peer) -> Answer:
-        if not self._mappings:
-            return inner(request, peer)
         sending = decode_send(request)
         mapping = self._mappings.get(sending.topic)
         if mapping is None:

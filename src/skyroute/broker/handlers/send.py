@@ -39,7 +39,7 @@ from skyroute.message.property_names import (
     TRANSACTION_PREPARED,
     UNIQUE_ID,
 )
-from skyroute.message.reserved_topics import RETRY_PREFIX, TIMER_TOPIC, is_closed_to_senders, is_retry_topic
+from skyroute.message.reserved_topics import CLOSED_TO_SENDERS, RETRY_PREFIX, TIMER_TOPIC, is_retry_topic
 from skyroute.remoting.dispatch import Answer, DeferredResponse, OrderedResponse, Peer, wait_for_response
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner
@@ -106,7 +106,7 @@ class SendHandlers:
         try:
             if (
                 topic is None
-                or is_closed_to_senders(sending.topic)
+                or sending.topic in CLOSED_TO_SENDERS
                 or not config.broker_permission & _WRITE
                 or config.accept_sends_from_ms
             ):
@@ -163,7 +163,8 @@ class SendHandlers:
         self, sending: Sending, topic: TopicConfig, request: Request, peer: Peer
     ) -> Response | DeferredResponse | OrderedResponse | Awaitable[Response]:
         queue_id = sending.queue_id
-        check_queue(queue_id, topic, peer)
+        if queue_id >= topic.write_queues:
+            check_queue(queue_id, topic, peer)
         if queue_id < 0:
             queue_id = random.randrange(max(1, topic.write_queues))
         raw_born_host = _pack_address(peer.address)
@@ -300,7 +301,7 @@ def check_send(
         check_topic(sending.topic)
     except InvalidNameError as error:
         raise RefusedError(ResponseCode.INVALID_PARAMETER, str(error)) from None
-    if is_closed_to_senders(sending.topic):
+    if sending.topic in CLOSED_TO_SENDERS:
         raise RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{sending.topic}] is forbidden.")
 
 
