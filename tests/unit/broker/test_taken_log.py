@@ -7,6 +7,7 @@ import pytest
 
 from skyroute.broker.pop.taken_log import STALE_S, OffsetRanges, TakenLog, ranges_of
 from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError
 
 KEY = ("g", "T", 0)
 
@@ -94,3 +95,27 @@ def test_the_file_has_a_bound(tmp_path: Path) -> None:
     log.begin()
     log.note_taken(KEY, (2_000,))
     assert loaded(tmp_path)[KEY][-1] == (2_000, 2_000)
+
+
+def test_a_full_disk_is_survived(tmp_path: Path) -> None:
+    class Full(Booted):
+        is_full = False
+
+        def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
+            if self.is_full:
+                raise DiskFullError("cannot write popTaken.1: no space")
+            super().write(descriptor, data, at)
+
+    disk = Full("one")
+    log = TakenLog(tmp_path, disk)
+    log.begin()
+    log.note_taken(KEY, (1,))
+    disk.is_full = True
+    log.note_taken(KEY, (3,))
+    disk.is_full = False
+    log.note_taken(KEY, (5,))
+    assert log.lost == 2
+    assert loaded(tmp_path) == {KEY: [(1, 1)]}
+    log.begin()
+    log.note_taken(KEY, (7,))
+    assert loaded(tmp_path) == {KEY: [(1, 1), (7, 7)]}

@@ -20,6 +20,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.queue_read import QueueRead, ReadStatus
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.topics import Topics
+from skyroute.files.errors import FileWriteError
 from skyroute.message.errors import PropertyError, RecordError
 from skyroute.message.layout import HEAD_BYTES
 from skyroute.message.message import StoredMessage
@@ -250,8 +251,10 @@ class Popping:
         while True:
             start, end = taken.gap(start)
             start, read = self._read(popped, topic, queue_id, start, accepted, may_go_on, _count_to(end, start))
-            if end is None or start >= end or read.next_offset <= end:
+            if end is None or read.next_offset <= end:
                 return start, read
+            if start >= end:  # corrected: the queue starts behind the gap
+                continue
             found = _offsets_in(read, start) if read.status is ReadStatus.FOUND else ()
             count = sum(offset < end for offset in found)
             if count:
@@ -449,12 +452,12 @@ class Popping:
             log.info("messages taken before a crash are not popped again queues=%d", len(self._taken))
 
     def log_taken(self) -> Iterator[None]:
-        """Start another file of the log of taken messages, in steps, before offsets are saved.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
-        self._taken_log.begin()
+        """Start another file of the log of taken messages, in steps, before offsets are saved."""
+        try:
+            self._taken_log.begin()
+        except FileWriteError as error:
+            log.warning("taken messages not logged, they may come again after a crash reason=%s", error)
+            return
         for key, ranges in list(self._taken.items()):
             committed = self._offsets.get(*key)
             left = [pair for pair in ranges if committed is None or pair[1] >= committed]
