@@ -85,15 +85,16 @@ texts: $(READY) ## collect the console's texts into its .po catalogue, and compi
 	$(BIN)/pybabel --quiet compile --domain console --directory $(LOCALE) --statistics
 
 test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four languages, and tools; needs java, mvn, go, node and npm
-	$(BIN)/python -m pytest --quiet tests/peers
+	$(BIN)/python -m pytest --quiet -n 2 --dist loadgroup tests/peers
 
 test-replication: $(READY) ## copy logs between our brokers and Apache's 5.5.0 and 4.9.7, and kill masters 20 times; needs Java and Maven
 	SKYROUTE_LONG=1 SKYROUTE_KILLS=20 AUTO_SWITCH_KILLS=10 $(BIN)/python -m pytest --quiet \
-		tests/peers/test_replication.py tests/peers/test_auto_switch.py tests/peers/test_slave_of_our_broker.py
+		tests/peers/test_replication.py tests/peers/test_auto_switch.py tests/peers/test_slave_of_our_broker.py \
+		-k "not test_auto_switch or ours-on-apache or mixed-on-apache"
 
-test-controllers: $(READY) ## kill controllers and etcd members, all for a minute, and cut a master off; needs Java, Maven, and etcd or apt
-	SKYROUTE_LONG=1 SKYROUTE_ALL_DOWN_S=60 $(BIN)/python -m pytest --quiet \
-		tests/peers/test_controller.py tests/peers/test_controllers_on_etcd.py tests/peers/test_cut_master.py
+test-controllers: $(READY) ## kill masters 10 times on every controller, controllers and etcd members, all for a minute; cut a master off; needs Java, Maven, and etcd or apt
+	SKYROUTE_LONG=1 SKYROUTE_ALL_DOWN_S=60 AUTO_SWITCH_KILLS=10 $(BIN)/python -m pytest --quiet tests/peers/test_controller.py \
+		tests/peers/test_etcd_store.py tests/peers/test_controllers_on_etcd.py tests/peers/test_cut_master.py tests/peers/test_auto_switch.py
 
 test-pop: $(READY) ## kill a broker ten times with 10,000 popped messages in flight, then open its store with Apache's; needs Java and Maven
 	SKYROUTE_LONG=1 $(BIN)/python -m pytest --quiet tests/peers/broker/test_pop_store.py

@@ -26,7 +26,7 @@ from typing import Final
 
 from benchmarks.figures import Figure, Target, table
 from benchmarks.load.programs import Brokers, load_broker, read_routes
-from benchmarks.machine import await_idle_children, cpu_s_of_all
+from benchmarks.machine import await_idle_children, cpu_s_of_all, resident_mb
 from tests.support.apache import SkyrouteNameServer
 from tests.support.our_broker import SkyrouteBroker
 from tests.support.raw import RawConnection
@@ -41,6 +41,9 @@ BACKLOG: Final = 200_000
 TOPICS: Final = 100
 ALLOWED: Final = 0.97
 """The smallest ratio that counts as equally fast."""
+MEMORY_ROW: Final = "routes, memory"
+MEMORY_ALLOWED: Final = 1.03
+"""The largest ratio that counts as equally large."""
 CREATE_TOPIC, MAX_OFFSET, BROKERS = 17, 30, 106
 CONFIG: Final = {"mappedFileSizeCommitLog": str(1 << 30)}
 
@@ -54,6 +57,7 @@ ROWS: Final = (
     "routes 64 x 1",
     "routes 16 x 16",
     "routes 256 x 4",
+    MEMORY_ROW,
     "client sends",
 )
 
@@ -145,6 +149,12 @@ def _read_routes(connections: int, depth: int) -> Measurement:
     return measure
 
 
+def _memory(servers: Servers, _seconds: float) -> Sample:
+    """MB of the name server, after the rows above."""
+    found = resident_mb(servers.name_server.pid)
+    return Sample(found, found)
+
+
 def _client_sends(servers: Servers, seconds: float) -> Sample:
     """Sends of 1 KB by the client of that commit, 16 in flight, to the broker of that commit."""
     program = servers.sources / "benchmarks" / "load" / "our_client.py"
@@ -177,6 +187,7 @@ MEASUREMENTS: Final[Mapping[str, Measurement]] = dict(
             _read_routes(64, 1),
             _read_routes(16, 16),
             _read_routes(256, 4),
+            _memory,
             _client_sends,
         ),
         strict=True,
@@ -224,6 +235,10 @@ def _figures(samples: Mapping[str, Mapping[str, list[Sample]]], before: str) -> 
     target = (Target("ratio at least", ALLOWED),)
     for row, of in samples.items():
         old, new = of[before], of[HERE]
+        if row == MEMORY_ROW:
+            most = (Target("ratio at most", MEMORY_ALLOWED),)
+            yield Figure(row, "MB", "", tuple(s.per_s for s in old), tuple(s.per_s for s in new), most)
+            continue
         yield Figure(row, "per second", "", tuple(s.per_s for s in old), tuple(s.per_s for s in new), target)
         yield Figure(
             "", "per processor second", "", tuple(s.per_cpu_s for s in old), tuple(s.per_cpu_s for s in new), target

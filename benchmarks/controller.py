@@ -1,8 +1,8 @@
 """How does our controller compare with Apache's (DLedger)?
 
 Run from the repository's root: `python -m benchmarks.controller`. Both controllers run side by side as real processes.
-Row 1 kills the master of a pair of Apache's brokers under load, on each side in turns. Row 2 has a thousand groups of
-simulated brokers that only send heartbeats. `README.md` says how to read it.
+Row 1 kills the master of a pair of Apache's brokers under load, on each side in turns, and of a pair of ours. Row 2 has
+a thousand groups of simulated brokers that only send heartbeats. `README.md` says how to read it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Final, Literal
 
 from benchmarks.figures import Figure, Target, table
-from benchmarks.machine import cpu_s
+from benchmarks.machine import cpu_s, resident_mb
 from skyroute import Message
 from skyroute.blocking import Producer
 from skyroute.errors import SkyrouteError
 from tests.support.apache import ApacheBroker, PeerProcess, SkyrouteNameServer
 from tests.support.controlled_brokers import ApacheController, SkyrouteController, broker
+from tests.support.our_broker import SkyrouteBroker
 from tests.support.raw import RawConnection
 from tests.support.waiting import wait_until
 
@@ -110,13 +111,15 @@ class Pair:
 
 
 @contextmanager
-def pair(side: Side, folder: Path) -> Iterator[Pair]:
+def pair(side: Side, kind: type[ApacheBroker], folder: Path) -> Iterator[Pair]:
     with ExitStack() as stack:
         server = stack.enter_context(SkyrouteNameServer("name server", folder / "ns"))
         decides = stack.enter_context(controller(side, folder / "controller"))
         brokers: list[ApacheBroker] = []
         for number in (1, 2):
-            brokers.append(stack.enter_context(broker(folder / str(number), server.address, decides.address)))
+            brokers.append(
+                stack.enter_context(broker(folder / str(number), server.address, decides.address, kind=kind))
+            )
         sends = Sends(server.address)
         here = Pair(decides, brokers, sends)
         here.until_in_sync()
@@ -127,15 +130,23 @@ def pair(side: Side, folder: Path) -> Iterator[Pair]:
 
 
 def measure_pauses(folder: Path, kills: int) -> list[Figure]:
+    kinds: dict[str, tuple[Side, type[ApacheBroker]]] = {
+        "apache": ("apache", ApacheBroker),
+        "ours": ("ours", ApacheBroker),
+        "all ours": ("ours", SkyrouteBroker),
+    }
     with ExitStack() as stack:
-        pairs = {side: stack.enter_context(pair(side, folder / side)) for side in SIDES}
+        pairs = {name: stack.enter_context(pair(*kind, folder / name)) for name, kind in kinds.items()}
         for number in range(kills):
-            for side in SIDES if number % 2 else reversed(SIDES):
-                pairs[side].kill_master()
-                print(f"kill {number + 1} {side}: {pairs[side].pauses_s[-1]:.3f} s", file=sys.stderr, flush=True)
-        pauses = {side: tuple(pairs[side].pauses_s) for side in SIDES}
-    target = Target("ratio at most", PAUSE_RATIO_MAX)
-    return [Figure("1", "kill -9 of the master to the first send", "s", pauses["apache"], pauses["ours"], (target,))]
+            for name in kinds if number % 2 else reversed(kinds):
+                pairs[name].kill_master()
+                print(f"kill {number + 1} {name}: {pairs[name].pauses_s[-1]:.3f} s", file=sys.stderr, flush=True)
+        pauses = {name: tuple(pairs[name].pauses_s) for name in kinds}
+    what, target = "kill -9 of the master to the first send", (Target("ratio at most", PAUSE_RATIO_MAX),)
+    return [
+        Figure("1", f"{what}, Apache's brokers on both", "s", pauses["apache"], pauses["ours"], target),
+        Figure("1", f"{what}, brokers of ours on ours", "s", pauses["apache"], pauses["all ours"], target),
+    ]
 
 
 # ----------------------------------------------------------------------------------------------------- row 2: a fleet
@@ -165,11 +176,6 @@ class Fleet:
         self._process.communicate()
 
 
-def memory_mb(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
-
-
 def measure_fleet(folder: Path) -> list[Figure]:
     values: dict[str, dict[Side, float]] = {"cpu": {}, "p99": {}, "memory": {}}
     for side in SIDES:
@@ -183,7 +189,7 @@ def measure_fleet(folder: Path) -> list[Figure]:
                 values["cpu"][side] = (cpu_s(decides.pid) - before) / MEASURED_S * 100
                 elections = sorted(fleet.ask(f"kill {MASTERS_KILLED}"))
                 values["p99"][side] = elections[int(len(elections) * 0.99) - 1]
-                values["memory"][side] = memory_mb(decides.pid)
+                values["memory"][side] = resident_mb(decides.pid)
             finally:
                 fleet.close()
 

@@ -146,8 +146,8 @@ class World:
 
     async def replace_masters(self) -> None:
         """Kill the master of each group, wait for a new one, and let the old one return."""
-        await self.until_in_sync()  # after a change of leader, each replica must have heard of it
         for group in GROUPS:
+            await self.until_in_sync()  # after a change of leader, each replica must have heard of it
             epoch = max(each.epoch for each in self.of(group))
             (master,) = (each for each in self.of(group) if each.id == each.master)
             await master.stop()

@@ -26,7 +26,8 @@ from skyroute.controller.etcd_store import EtcdStore
 from skyroute.controller.server import ControllerServer
 from skyroute.controller.state import GroupState, Replica
 from tests.support.apache import PeerUnavailableError
-from tests.support.connections import connection_to
+from tests.support.connections import AsyncConnection, connection_to
+from tests.support.cut_proxy import CutProxy
 from tests.support.etcd import EtcdCluster, EtcdMember, etcd_program
 from tests.support.waiting import eventually
 
@@ -230,3 +231,50 @@ async def test_a_full_etcd_refuses_changes_and_keeps_what_it_has(member: EtcdMem
                 await one.store.replace(state(1, 1), before.revision)
             assert one.store.find("a") == before
             assert one.leadership.is_leader
+
+
+async def test_a_slow_etcd_has_a_clear_answer_and_no_half_change(member: EtcdMember, tmp_path: Path) -> None:
+    with CutProxy(member.address) as proxy:
+        config = ControllerConfig(
+            listen_port=0,
+            bind_address="127.0.0.1",
+            settings_file=str(tmp_path / "controller.properties"),
+            store_path=str(tmp_path),
+            etcd_endpoints=proxy.address,
+            etcd_prefix=f"/test/{uuid4().hex}",
+            etcd_lease_s=60,
+        )
+        server = ControllerServer(config)
+        await server.start()
+        try:
+            async with connection_to(server.address) as line:
+                await eventually(lambda: _leads(server))
+                apply = GROUP | {"appliedBrokerId": "1", "registerCheckCode": "h:1;1"}
+                assert (await line.call(1013, apply)).code == 0
+                before = server.groups.find("a")
+                proxy.cut()
+                again = GROUP | {"appliedBrokerId": "2", "registerCheckCode": "h:2;2"}
+                answer = await line.call(1013, again)
+                assert answer.code == 1
+                assert "etcd does not respond" in (answer.remark or "")
+                assert server.groups.find("a") == before
+                # The transaction was held on its way: it may be carried out now, after its answer.
+                proxy.heal()
+                await eventually(lambda: _succeeds(line, again))
+                after = server.groups.find("a")
+                assert after is not None
+                assert (sorted(after.replicas), after.next_id) == ([1, 2], 3)
+                stored = EtcdStore(EtcdClient([member.address]), f"{config.etcd_prefix}/{config.group}")
+                await stored.lead(0)
+                assert stored.find("a") == server.groups.all()["a"]
+                await stored.close()
+        finally:
+            await server.stop()
+
+
+def _leads(server: ControllerServer) -> bool:
+    return server.failover is not None and server.failover.leadership.is_leader
+
+
+async def _succeeds(line: AsyncConnection, application: dict[str, str]) -> bool:
+    return (await line.call(1013, application)).code == 0

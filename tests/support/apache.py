@@ -427,6 +427,7 @@ class ApacheBroker(PeerProcess):
             "mappedFileSizeCommitLog": str(64 << 20),
             "diskMaxUsedSpaceRatio": "99",
             "autoCreateTopicEnable": "true",
+            "waitTimeMillsInSendQueue": "5000",  # Apache's broker refuses sends that wait 200 ms on a busy machine
             **(config or {}),
         }
 

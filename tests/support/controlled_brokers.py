@@ -12,7 +12,8 @@ from typing import Self
 from skyroute import Credentials, Message
 from skyroute.blocking import Producer, PullConsumer
 from skyroute.errors import SkyrouteError
-from tests.support.apache import ApacheBroker, PeerProcess, fetch_jars, java, properties
+from tests.support.apache import ApacheBroker, PeerProcess, fetch_jars, free_port, java, properties
+from tests.support.etcd import EtcdCluster
 from tests.support.raw import RawConnection, Request
 from tests.support.signing import Key
 from tests.support.waiting import wait_until
@@ -53,6 +54,55 @@ class SkyrouteController(PeerProcess):
             master = answer.fields.get("masterBrokerId")
             epoch = int(answer.fields.get("masterEpoch", "0"))
             return int(master) if master else None, epoch, sorted(answer.value["syncStateSet"]) if answer.body else []
+
+
+class ControllerInNameServer(SkyrouteController):
+    """Our controller in the process of a name server, which brokers and clients use as well."""
+
+    def __init__(self, name: str, home: Path) -> None:
+        super().__init__(name, home)
+        self._name_server_port = free_port()
+
+    @property
+    def name_server_address(self) -> str:
+        return f"127.0.0.1:{self._name_server_port}"
+
+    def prepare(self) -> None:
+        values = {
+            "listenPort": str(self._name_server_port),
+            "bindAddress": "127.0.0.1",
+            "kvConfigPath": str(self.home / "kvConfig.json"),
+            "configStorePath": str(self.home / "namesrv.properties"),
+            "memoryPath": str(self.home / "memory"),
+            "enableControllerInNamesrv": "true",
+            "controllerDLegerPeers": f"n0-{self.address}",
+            "controllerStorePath": str(self.home / "controller"),
+        }
+        (self.home / "namesrv.conf").write_text(properties(values))
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "skyroute", "nameserver", "-c", str(self.home / "namesrv.conf")]
+
+
+class ControllerOnEtcd(SkyrouteController):
+    """Our controller with its state in an etcd of one member, which runs while this object is entered."""
+
+    def __init__(self, name: str, home: Path) -> None:
+        super().__init__(name, home)
+        self._etcd = EtcdCluster(home / "etcd", size=1)
+        self.settings = {"etcdEndpoints": self._etcd.endpoints}
+
+    def __enter__(self) -> Self:
+        self._etcd.__enter__()
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._etcd.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._etcd.__exit__(None, None, None)
 
 
 class ApacheController(SkyrouteController):
@@ -106,6 +156,11 @@ class Load(threading.Thread):
                     self.acknowledged.append(body)
                     self.longest_pause_s = max(self.longest_pause_s, time.monotonic() - last_at)
                     last_at = time.monotonic()
+
+    def take_longest_pause(self) -> float:
+        """Return the longest pause since the last call."""
+        found, self.longest_pause_s = self.longest_pause_s, 0.0
+        return found
 
     def until(self, count: int) -> None:
         wait_until(lambda: len(self.acknowledged) >= count, f"{count} messages", timeout_s=30.0)

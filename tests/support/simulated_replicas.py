@@ -18,6 +18,26 @@ CALL_S = 4.0
 _FAILED = (OSError, ClosedError, TimeoutError)
 
 
+class _Connections:
+    """Connections to controllers, opened when needed."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[AsyncConnection, Any]] = {}
+
+    async def get(self, address: str) -> AsyncConnection:
+        if address not in self._open:
+            context = connection_to(address)
+            self._open[address] = (await context.__aenter__(), context)
+        return self._open[address][0]
+
+    async def hang_up(self, address: str) -> None:
+        found = self._open.pop(address, None)
+        if found is not None:
+            found[0].abort()
+            with contextlib.suppress(*_FAILED):
+                await found[1].__aexit__(None, None, None)
+
+
 class SimulatedReplica:
     """One broker. All that it is told about masters goes to `seen`."""
 
@@ -28,31 +48,31 @@ class SimulatedReplica:
         self.offset = 0
         self._controllers = tuple(controllers)
         self._seen = seen
-        self._open: dict[str, tuple[AsyncConnection, Any]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._calling = _Connections()
+        self._beating = _Connections()
+        self._tasks: list[asyncio.Task[None]] = []
         self._registered = False
         self.master: int | None = None
         self.epoch = 0
         self.sync_set: tuple[int, ...] = ()
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        # As in a broker, a controller that does not respond delays no heartbeat to another one.
+        work = (self._run(), *map(self._beat, self._controllers))
+        self._tasks = [asyncio.get_running_loop().create_task(each) for each in work]
 
     async def stop(self) -> None:
         """End at once, as a killed process does."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
-        for address in list(self._open):
-            await self._hang_up(address)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for connections in (self._beating, self._calling):
+            for address in self._controllers:
+                await connections.hang_up(address)
         self._registered = False
 
     async def _run(self) -> None:
         while True:
-            for address in self._controllers:
-                await self._guarded(address, self._beat(address))
             leader = await self._find_leader()
             if leader is not None:
                 await self._guarded(leader, self._follow(leader))
@@ -63,28 +83,22 @@ class SimulatedReplica:
             async with asyncio.timeout(CALL_S):
                 return await work
         except _FAILED:
-            await self._hang_up(address)
+            await self._calling.hang_up(address)
             return None
 
-    async def _connection(self, address: str) -> AsyncConnection:
-        if address not in self._open:
-            context = connection_to(address)
-            self._open[address] = (await context.__aenter__(), context)
-        return self._open[address][0]
-
-    async def _hang_up(self, address: str) -> None:
-        found = self._open.pop(address, None)
-        if found is not None:
-            found[0].abort()
-            with contextlib.suppress(*_FAILED):
-                await found[1].__aexit__(None, None, None)
-
     async def _call(self, address: str, code: int, fields: dict[str, str], body: bytes = b"") -> Command:
-        return await (await self._connection(address)).call(code, fields, body)
+        return await (await self._calling.get(address)).call(code, fields, body)
 
     async def _beat(self, address: str) -> None:
-        if self.id is None:
-            return
+        while True:
+            if self.id is not None:
+                try:
+                    await self._beat_once(address)
+                except _FAILED:
+                    await self._beating.hang_up(address)
+            await asyncio.sleep(STEP_S)
+
+    async def _beat_once(self, address: str) -> None:
         fields = {
             "clusterName": "C",
             "brokerName": self.group,
@@ -95,7 +109,7 @@ class SimulatedReplica:
             "confirmOffset": "0",
             "heartbeatTimeoutMills": "3000",
         }
-        await (await self._connection(address)).send_oneway(904, fields)
+        await (await self._beating.get(address)).send_oneway(904, fields)
 
     async def _find_leader(self) -> str | None:
         for address in self._controllers:
