@@ -37,7 +37,7 @@ FIRST ?= b1dfccc
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/reliability tests/packaging tests/fuzz tests/upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: test-replication test-pop help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller
+.PHONY: test-access test-pop test-replication help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller bench-replication
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,7 @@ test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four 
 test-replication: $(READY) ## copy logs between our brokers and Apache's 5.5.0 and 4.9.7, and kill masters 20 times; needs Java and Maven
 	SKYROUTE_LONG=1 SKYROUTE_KILLS=20 AUTO_SWITCH_KILLS=10 $(BIN)/python -m pytest --quiet \
 		tests/peers/test_replication.py tests/peers/test_auto_switch.py tests/peers/test_slave_of_our_broker.py \
+		tests/peers/test_acting_master.py tests/peers/client/test_reading_from_slaves.py tests/peers/broker/test_slaves.py \
 		-k "not test_auto_switch or ours-on-apache or mixed-on-apache"
 
 test-controllers: $(READY) ## kill masters 10 times on every controller, controllers and etcd members, all for a minute; cut a master off; needs Java, Maven, and etcd or apt
@@ -98,6 +99,9 @@ test-controllers: $(READY) ## kill masters 10 times on every controller, control
 
 test-pop: $(READY) ## kill a broker ten times with 10,000 popped messages in flight, then open its store with Apache's; needs Java and Maven
 	SKYROUTE_LONG=1 $(BIN)/python -m pytest --quiet tests/peers/broker/test_pop_store.py
+
+test-access: $(READY) ## let clients of four languages and mqadmin in, signed, unsigned, with wrong keys and without rights; needs java, mvn, go, node and npm
+	SKYROUTE_LONG=1 $(BIN)/python -m pytest --quiet tests/peers/access
 
 test-damage: $(READY) ## damage a million stores and recover them, for hours; DAMAGE_CASES=... for fewer
 	SKYROUTE_DAMAGE_CASES=$(DAMAGE_CASES) $(BIN)/python -m pytest --quiet -n auto tests/adversity/test_single_damage.py
@@ -202,6 +206,9 @@ bench-metrics: $(READY) ## measure the cost of metrics in a name server
 bench-access: $(READY) ## measure the cost of access control in name server and broker, beside Apache's broker
 	$(BIN)/python -m benchmarks.access
 
+bench-replication: $(COMPILED_READY) ## compare master and slave, compiled, with Apache's: replicated sends and catch-up
+	$(COMPILED)/bin/python -m benchmarks.replication
+
 bench-controller: $(READY) ## compare our controller with Apache's: fail-over of real brokers, and a thousand groups
 	$(BIN)/python -m benchmarks.controller
 
@@ -211,8 +218,8 @@ bench-console: $(READY) ## measure response times of the console for 100 brokers
 bench-attacks: $(READY) ## attack our servers, and measure what other clients notice; needs 8 GB of memory
 	$(BIN)/python -m benchmarks.attacks
 
-bench-pipeline: $(READY) ## measure Spark source, sink and jobs, compared with Spark's Kafka source
-	$(BIN)/python -m benchmarks.pipeline
+bench-pipeline: $(READY) $(COMPILED_READY) ## measure Spark source, sink and jobs, compared with Spark's Kafka source; ROWS=1,5 for some, ROUNDS=1 for few rounds
+	$(BIN)/python -m benchmarks.pipeline --servers $(CURDIR)/$(COMPILED)/bin/python $(if $(ROWS),--only $(ROWS)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 ci: ## run what CI runs
 	.ci/run

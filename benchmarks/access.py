@@ -80,6 +80,7 @@ class AccessBench(Bench):
                 return read_routes(servers[side].port, 16, 16, seconds=self.seconds, topics=FEW_TOPICS, key=key).per_s
 
             self._compare(row, {side: server.pid for side, server in servers.items()}, measure)
+        self.load_pids.clear()
 
     def sends(self, row: str) -> None:
         """What do sends cost?"""

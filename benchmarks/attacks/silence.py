@@ -29,6 +29,7 @@ from benchmarks.attacks.servers import (
     write_offsets,
     write_topics,
 )
+from benchmarks.load.programs import load_broker
 from benchmarks.machine import cpu_s
 from tests.support.raw import DataVersion, Request, Topic
 
@@ -78,6 +79,51 @@ def silent_for(name: str, server: Server, what: str, heard: Heard, note: str = "
         computed_ms=heard.computed_ms,
         note=", ".join(filter(None, (note, failures))),
     )
+
+
+# -------------------------------------------------------------------------------------------------------- greedy client
+
+GREEDY_S: Final = 8.0
+GREEDY_QUEUES: Final = 8
+TURNS_MIN: Final = 0.8
+"""Share of the turns of one greedy connection that a client with one request at a time must get."""
+
+
+@attack("greedy")
+def greedy(lab: Lab) -> Iterator[Outcome]:
+    """One client sends as fast as it can, beside one that waits for each answer: does that one get its turns?"""
+    folder = lab.folder("greedy")
+    write_topics(folder, {"greedy": GREEDY_QUEUES})
+    with lab.broker(folder) as server, peer(server, pause_ms=0) as polite:
+        polite.begin()
+        time.sleep(LEAD_S)
+        alone = polite.end().asked / LEAD_S
+        for connections, depth in ((1, 256), (64, 16)):
+            polite.begin()
+            load = load_broker(
+                int(server.address.rpartition(":")[2]),
+                "send",
+                "greedy",
+                GREEDY_QUEUES,
+                GREEDY_S,
+                connections,
+                depth,
+                1024,
+            )
+            heard = polite.end()
+            per_s, turns_per_s = heard.asked / load.seconds, load.per_s / connections / depth
+            what = f"beside {connections} x {depth} sends in flight"
+            note = f"{per_s:,.0f} a second, alone {alone:,.0f}; the greedy client {load.per_s:,.0f}"
+            yield Outcome(
+                "greedy",
+                "broker",
+                f"turns {what}",
+                per_s / turns_per_s,
+                "of a connection",
+                at_least=TURNS_MIN,
+                note=note,
+            )
+            yield silent_for("greedy", server, what, heard)
 
 
 # --------------------------------------------------------------------------------------------------------- conditions

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from skyroute.access.errors import SettingsError
+from skyroute.access.gate import Reason
 from skyroute.enforcement.exposure import check_exposure
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
@@ -19,7 +20,7 @@ from tests.network.cluster import topics
 from tests.support.connections import AsyncConnection, connection_to
 from tests.support.raw import ClosedError
 from tests.support.servers import own_files, running
-from tests.support.signing import ROOT
+from tests.support.signing import ALICE, ROOT, create_user
 from tests.support.waiting import eventually
 
 
@@ -109,6 +110,41 @@ async def test_a_user_beyond_its_rate_is_told_to_try_later(tmp_path: Path) -> No
         assert await topics(line) == []  # readers have no user
         here.clock.advance(1)
         assert (await line.call(ROOT.call(319))).code == 0
+
+
+async def test_a_user_has_at_most_so_many_connections(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        **{"authentication_enabled": True, "authenticate_readers": True, "init_user": ROOT.json},
+        "user_connections_max": 2,
+    }
+    async with (
+        running(tmp_path, **settings) as here,
+        connection_to(here.address) as first,
+        connection_to(here.address) as second,
+        connection_to(here.address) as third,
+    ):
+        route = ROOT.call(206)
+        assert [(await line.call(route)).code for line in (first, second, first, third, third)] == [0, 0, 0, 2, 2]
+        refused = await third.call(route)
+        assert refused.remark is not None
+        assert "User:root is limited to userConnectionsMax=2" in refused.remark
+        assert here.server.enforcer.counts[Reason.USER_CONNECTIONS] == 3
+        await first.close()
+        await eventually(lambda: here.connections == 2)
+        assert (await third.call(route)).code == 0
+        assert (await third.call(create_user(ALICE))).code == 0
+        assert (await third.call(ALICE.call(206))).code == 0  # now it is a connection of alice
+        async with connection_to(here.address) as fourth:
+            assert (await fourth.call(route)).code == 0
+
+
+async def test_cached_routes_count_for_the_rate_of_a_user(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        **{"authentication_enabled": True, "authenticate_readers": True, "init_user": ROOT.json},
+        "user_requests_per_s": 3,
+    }
+    async with running(tmp_path, **settings) as here, connection_to(here.address) as line:
+        assert [(await line.call(ROOT.call(206))).code for _ in range(6)] == [0, 0, 0, 0, 2, 2]
 
 
 # Before anyone configures anything

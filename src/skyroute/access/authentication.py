@@ -8,9 +8,10 @@ import msgspec
 
 from skyroute.access.rules import Rules
 from skyroute.access.users import User
+from skyroute.wire.calls.send import SignedSendRequest
 from skyroute.wire.command import Request
 from skyroute.wire.fields import NAME_CHARS_MAX
-from skyroute.wire.signature import ACCESS_KEY, SIGNATURE, received_content
+from skyroute.wire.signature import ACCESS_KEY, SIGNATURE, received_text
 
 
 class Failure(StrEnum):
@@ -66,20 +67,27 @@ def authenticate(
         return Unauthenticated(Failure.UNKNOWN_USER, name, f"User:{name} is not found.")
     if user.trusted_sources.contains(source):
         return _if_enabled(Authenticated(user, is_signed=False, is_trusted=True))
-    try:
-        is_right = user.password.has_signed(request.fields.get(SIGNATURE, ""), received_content(request))
-    except UnicodeEncodeError:
-        is_right = False
-    if not is_right:
+    if not _has_signed(user, request):
         return Unauthenticated(Failure.BAD_SIGNATURE, name, "check signature failed.")
     return _if_enabled(Authenticated(user))
 
 
 def access_key_of(request: Request) -> str:
     """Return the name of the user that a request names; empty if none."""
+    if isinstance(request, SignedSendRequest):
+        return request.fields.access_key
     fields: Any = request.fields
-    # A header that was decoded directly into a value has lost the fields that prove who sent it.
+    # Other headers that were decoded directly have lost the fields that prove who sent them.
     return fields.get(ACCESS_KEY, "") if isinstance(fields, dict) else ""
+
+
+def _has_signed(user: User, request: Request) -> bool:
+    if isinstance(request, SignedSendRequest):
+        sending = request.fields
+        if user.password.has_signed(sending.signature, sending.signed_text(), request.body):
+            return True
+        request = request.decode_again()  # a client may write numbers in another way, or leave fields out
+    return user.password.has_signed(request.fields.get(SIGNATURE, ""), received_text(request), request.body)
 
 
 def _if_enabled(found: Authenticated) -> Authenticated | Unauthenticated:

@@ -16,6 +16,7 @@ from skyroute.access.policies import Decision, Need
 from skyroute.access.rules import Rules
 from skyroute.access.sources import NO_SOURCES, Sources
 from skyroute.access.users import User
+from skyroute.wire.calls.send import SendRequest, SignedSending, SignedSendRequest
 from skyroute.wire.codes import READ_CODES, RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import WireError
@@ -48,6 +49,8 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     NO_POLICY = "no_policy"
     DENIED = "denied"
+    USER_RATE = "user_rate"
+    USER_CONNECTIONS = "user_connections"
 
 
 ALLOWED: Final = frozenset(
@@ -63,6 +66,7 @@ ALLOWED: Final = frozenset(
 )
 """Reasons to allow a request; all others refuse it."""
 
+_DOORS_OF_CHANGES: Final = frozenset({Door.OPERATOR, Door.BROKER})
 _DENIED: Final = (Reason.DENIED, "the decision is deny.")
 
 
@@ -131,10 +135,11 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     Only then may its response be cached by the bytes of the request (`wire/fast_path.py`).
     """
 
-    @property
-    def is_allowed(self) -> bool:
-        """Whether the handler may run."""
-        return self.reason in ALLOWED
+    is_allowed: bool = False
+    """Whether the handler may run; set from the reason."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "is_allowed", self.reason in ALLOWED)
 
     def response(self) -> Response:
         """Return the response to a refused request."""
@@ -169,13 +174,28 @@ class Gate:
         """Decide about a request.
 
         Args:
-            request: The request, with all its fields: never one from a direct decoder (`FastPath.decoders`).
+            request: The request, with all its fields: never one from a direct decoder that drops those of a signature.
             source: The IP address that it came from, without a port.
             certificate_names: Subject and alternative names of the checked client certificate, if there is one.
         """
-        verdict = self._check(request, source, certificate_names)
+        verdict = None
+        if isinstance(request, SignedSendRequest):
+            verdict = self._check_again(request, request.fields, source)
+        if verdict is None:
+            verdict = self._check(request, source, certificate_names)
         self.counts[verdict.reason] += 1
         return verdict
+
+    def _check_again(self, request: Request, sending: SignedSending, source: str) -> Verdict | None:
+        """Return the remembered verdict about a send, if its signature is right; None if it must be weighed.
+
+        A verdict is remembered only for a user that had to sign, so that the signature is all that can differ.
+        """
+        verdict = self._verdicts.get((sending.access_key, request.code, source, True, sending.topic))
+        if verdict is None or verdict.user is None:
+            return None
+        has_signed = verdict.user.password.has_signed
+        return verdict if has_signed(sending.signature, sending.signed_text(), request.body) else None
 
     def _check(self, request: Request, source: str, certificate_names: Sequence[str]) -> Verdict:
         settings, row = self.settings, self._table.get(request.code)
@@ -209,7 +229,7 @@ class Gate:
             return Verdict(Reason.NOT_IN_TABLE, user, user.name, text, door)
         if row.fields is None:
             return self._weigh(request, source, found, row, door)
-        values = [*map(request.fields.get, row.fields)]
+        values = [request.fields.topic] if isinstance(request, SendRequest) else [*map(request.fields.get, row.fields)]
         key = (user.name, request.code, source, found.is_signed, *values)
         verdict = self._verdicts.get(key)
         if verdict is None:
@@ -280,8 +300,7 @@ class Gate:
         audited = self.settings.audited
         if not verdict.is_allowed or audited is Audited.ALL:
             return True
-        is_change = verdict.door in (Door.OPERATOR, Door.BROKER) and code not in READ_CODES
-        return audited is Audited.CHANGES and is_change
+        return verdict.door in _DOORS_OF_CHANGES and code not in READ_CODES and audited is Audited.CHANGES
 
 
 def _shown(needs: Iterable[Need]) -> tuple[str, ...]:

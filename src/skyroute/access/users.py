@@ -7,7 +7,7 @@ from skyroute.access.errors import RulesError
 from skyroute.access.sources import NO_SOURCES, Sources
 from skyroute.settings.secrets import HIDDEN
 from skyroute.wire.fields import is_name
-from skyroute.wire.signature import is_signature
+from skyroute.wire.signature import SigningKey
 
 PASSWORD_CHARS_MAX: Final = 1_024
 
@@ -18,15 +18,20 @@ class Password:
     It is kept as it is, not as a hash, because it is the key of the signatures.
 
     Raises:
-        RulesError: it is empty or too long.
+        RulesError: it is empty, too long, or not valid text.
     """
 
-    __slots__ = ("_text",)
+    __slots__ = ("_text", "has_signed")
 
     def __init__(self, text: str) -> None:
         if not text.strip() or len(text) > PASSWORD_CHARS_MAX:
             raise RulesError("password can not be blank" if not text.strip() else "password is too long")
         self._text = text
+        try:
+            self.has_signed = SigningKey(text).has_signed
+            """Returns whether this password made a signature of a text and a body."""
+        except UnicodeEncodeError:
+            raise RulesError("password is not valid text") from None
 
     def __repr__(self) -> str:
         return HIDDEN
@@ -39,10 +44,6 @@ class Password:
 
     def __reduce__(self) -> str:
         raise TypeError("a password is not pickled or copied")
-
-    def has_signed(self, signature: str, content: bytes) -> bool:
-        """Return whether this password made a signature of `content`."""
-        return is_signature(signature, self._text, content)
 
     def reveal(self) -> str:
         """Return the password, for the rules file and nothing else."""

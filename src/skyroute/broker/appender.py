@@ -15,6 +15,7 @@ from skyroute.files.errors import FileWriteError, StorageError
 from skyroute.message.batch import RawItem
 
 if TYPE_CHECKING:  # they deliver through the appender
+    from skyroute.broker.acting.escape import EscapeWriter
     from skyroute.broker.scheduling.delay_levels import DelayLevels
     from skyroute.broker.scheduling.timers import Timers
 
@@ -56,6 +57,8 @@ class Appender:
         """Called after each append, while there are slaves."""
         self.refusal: StorageError | None = None
         """Why this broker does not write: it follows a master."""
+        self.escape: EscapeWriter | None = None
+        """Sends due messages to another broker, while this broker acts for its master."""
         self.now_ms = now_ms
 
     def use_replicas(self, wait: WaitForReplicas, check: Callable[[], None]) -> None:
@@ -104,6 +107,23 @@ class Appender:
         if self.on_append is not None:
             self.on_append()
         return appended
+
+    def put_due(self, draft: Draft) -> None:
+        """Store a message that this broker has scheduled; an acting master sends it to another broker.
+
+        Raises:
+            StorageError: nothing was stored.
+        """
+        if self.escape is None:
+            self.put_plain(draft)
+        else:
+            self.escape.put(draft)
+
+    def delivered(self) -> tuple[int, int]:
+        """Return the end of what was stored, and the end of what is durable of it."""
+        if self.escape is None:
+            return self._store.max_position, self._store.flushed_position
+        return self.escape.delivered()
 
     def _note_stored(self, draft: Draft, messages: int, record_bytes: int) -> None:
         if self._waits_for_disk:

@@ -22,7 +22,7 @@ from skyroute.remoting.errors import BindError
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls
 from skyroute.settings.config import home_folder
-from skyroute.wire.calls.send import read_send_header
+from skyroute.wire.calls.send import read_send_header, read_signed_send_header
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.fast_path import FastPath, HeaderDecoder
 
@@ -33,6 +33,8 @@ FAST_PORT_DISTANCE: Final = 2
 REQUEST_BOUNDS_S: Final = (0.001, 0.003, 0.005, 0.007, 0.01, 0.1, 1.0, 2.0, 3.0)
 """Upper bounds of the latency histogram buckets, in seconds, as in Apache's brokers."""
 _DECODERS: Final[Mapping[int, HeaderDecoder]] = {RequestCode.SEND_MESSAGE_V2: read_send_header}
+_SIGNED_DECODERS: Final[Mapping[int, HeaderDecoder]] = {RequestCode.SEND_MESSAGE_V2: read_signed_send_header}
+"""For a broker that checks requests: they keep the fields of a signature."""
 _PULL_CODES: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
 
 
@@ -111,6 +113,7 @@ class Broker:
                 await self._open_fast_port(tls, handlers)
             await self._open_ha_port(components, advertised.host)
             config.listen_port = server.port
+            await components.take_over_from_slaves()
         except BaseException:
             await self.kill()  # writes nothing
             raise
@@ -123,8 +126,7 @@ class Broker:
 
     def _dispatcher(self, handlers: Mapping[int, Handler]) -> Dispatcher:
         checker = None if self.enforcer is None else self.enforcer.checker
-        # The direct decoders drop the fields of a signature.
-        fast_path = FastPath(decoders=_DECODERS if checker is None else {})
+        fast_path = FastPath(decoders=_DECODERS if checker is None else _SIGNED_DECODERS)
         return make_dispatcher(handlers, self._times, fast_path, checker)
 
     def _server(self, tls: ServerTls, dispatcher: Dispatcher) -> Server:
@@ -234,5 +236,7 @@ class Broker:
             server.close_connection(number)
 
     def _on_disconnect(self, connection: int) -> None:
+        if self.enforcer is not None:
+            self.enforcer.on_disconnect(connection)
         if self._components is not None:
             self._components.on_disconnect(connection)

@@ -8,6 +8,9 @@ from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from skyroute.access.resources import Action
+from skyroute.broker.acting.acting_master import ActingMaster
+from skyroute.broker.acting.escape import EscapeWriter
+from skyroute.broker.acting.returning_master import ReturningMaster
 from skyroute.broker.appender import Appender
 from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
@@ -220,6 +223,8 @@ class Components:
         self.acknowledgement = Acknowledgement(self.ha_master, config)
         self.ha_slave: HaSlave | None = None
         self.metadata_sync: MetadataSync | None = None
+        self.acting: ActingMaster | None = None
+        """On a slave with `enableSlaveActingMaster`."""
         self.roles: Roles | None = None
         """The role that a controller gives; None outside controller mode."""
         if config.is_sync_master:
@@ -297,8 +302,42 @@ class Components:
         self.ha_slave = slave = HaSlave(
             self.store, self.config, self.clock, tls=tls, signer=signer, on_arrived=self._on_arrived
         )
-        self.metadata_sync = self._metadata_sync(lambda: slave.master_address, tls, signer)
+        if self.config.acting_master_enabled:
+            self.acting = acting = self._acting_master(slave)
+            self.metadata_sync = self._metadata_sync(lambda: acting.master_address, tls, signer)
+        else:
+            self.metadata_sync = self._metadata_sync(lambda: slave.master_address, tls, signer)
         self.registrar.on_reply = lambda reply: slave.set_master(reply.master_address, reply.master_ha_address)
+
+    def _acting_master(self, slave: HaSlave) -> ActingMaster:
+        escape = EscapeWriter(
+            *(self.store, self.topic_routes, self.peers, self.identity, self.revive_log), now_ms=self._now_ms
+        )
+        return ActingMaster(
+            *(self.config, self.identity, self.peers, slave, self.appender, escape),
+            delays=self.delays,
+            timers=self.timers,
+            transactions=self.transactions,
+            revival=self.revival,
+            revive_log=self.revive_log,
+            offsets=self.offsets,
+            monotonic=self.clock.monotonic,
+        )
+
+    async def take_over_from_slaves(self) -> None:
+        """Take over what slaves did while this master was away. Called before it registers."""
+        if not self.config.acting_master_enabled or not self._writes or self.roles is not None:
+            return
+        returning = ReturningMaster(
+            *(self.identity, self.peers),
+            delays=self.delays,
+            timers=self.timers,
+            offsets=self.offsets,
+            ha_address=lambda: self.registrar.ha_address,
+            log_end_at_start=self._log_end_at_start,
+        )
+        if await returning.take_over():
+            self._load_progress()
 
     def _metadata_sync(
         self, master_address: Callable[[], str | None], tls: ssl.SSLContext | None, signer: Signer | None
@@ -373,6 +412,8 @@ class Components:
         elif self.ha_slave is not None and self.metadata_sync is not None:
             yield self.ha_slave.run()
             yield self.metadata_sync.run()
+            if self.acting is not None:
+                yield self.acting.run()
         else:
             yield from self._master_tasks()
             yield self.ha_master.run()
@@ -409,6 +450,8 @@ class Components:
 
     async def close(self) -> None:
         """Flush everything to the disk, and close the store."""
+        if self.acting is not None:
+            await self.acting.stand_down()
         await self.topic_propagation.stop()
         await self.peers.stop()
         await self.flushing.stop()
@@ -435,6 +478,8 @@ class Components:
 
     async def kill(self) -> None:
         """Stop as a crash does, without writing."""
+        if self.acting is not None:
+            await self.acting.kill()
         if self.roles is not None:
             await self.roles.stop()
         await self.registrar.kill()
@@ -481,7 +526,8 @@ class Components:
 
     def _refuse_pulls(self, handler: Handler) -> Handler:
         def pull(request: Request, peer: Peer) -> Answer:
-            return handler(request, peer) if self.config.slave_read_enabled else _refuse_on_slave(request, peer)
+            acts = self.acting is not None and self.acting.is_acting
+            return handler(request, peer) if acts or self.config.slave_read_enabled else _refuse_on_slave(request, peer)
 
         return pull
 
@@ -490,8 +536,10 @@ class Components:
             *(self.store, self.timers, self.identity, self.ha_master, self.ha_slave),
             ha_address=lambda: self.registrar.ha_address,
             log_end_at_start=self._log_end_at_start,
+            acting=self.acting,
         )
         return {
+            RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: replication.smallest_id_changed,
             RequestCode.GET_BROKER_HA_STATUS: replication.status,
             RequestCode.EXCHANGE_BROKER_HA_INFO: replication.exchange,
             RequestCode.RESET_MASTER_FLUSH_OFFSET: replication.reset_flush_offset,

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from skyroute.broker.clients.client_groups import GroupMember
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.roles import Roles
 from skyroute.enforcement.enforcer import Enforcer
 from skyroute.message.reserved_topics import (
     TIMER_TOPIC,
@@ -339,23 +340,38 @@ class BrokerMetrics:
             yield self._counter(f"skyroute_broker_pop_{name}", text, (), [(NO_LABELS, number)])
 
     def _replication(self, components: Components) -> Iterator[Metric]:
-        slave = components.ha_slave
-        for name, text, number in (
-            ("connected", "1 if the master sends its log to this slave", slave is not None and slave.is_connected),
+        slave, acting = components.ha_slave, components.acting
+        is_connected = slave is not None and slave.is_connected
+        if components.roles is None:
+            in_sync = components.ha_master.in_sync
+            lags = [(each.behind_bytes, each.behind_s) for each in components.ha_master.slaves()]
+        else:
+            in_sync, lags, is_connected = _controlled_replication(components, components.roles)
+        for name, text, value in (
+            ("slave_connected", "1 if the master sends its log to this slave", int(is_connected)),
             (
-                "lag_bytes",
+                "slave_lag_bytes",
                 "Bytes of the master's log that this slave lacks",
                 0 if slave is None else slave.behind_bytes,
             ),
-        ):
-            yield self._gauge(f"skyroute_broker_slave_{name}", text, (), [(NO_LABELS, int(number))])
-        slaves = components.ha_master.slaves()
-        for name, text, value in (
-            ("in_sync_replicas", "Brokers of the group in sync; the master counts", components.ha_master.in_sync),
-            ("replica_lag_bytes", "Largest lag of a slave in bytes", max((s.behind_bytes for s in slaves), default=0)),
-            ("replica_lag_seconds", "Largest lag of a slave in seconds", max((s.behind_s for s in slaves), default=0)),
+            ("acting_master", "1 if this slave acts for its master", int(acting is not None and acting.is_acting)),
+            ("escaped_messages", "Messages sent to another broker for the master", acting.escape.sent if acting else 0),
+            ("in_sync_replicas", "Brokers of the group in sync; the master counts", in_sync),
+            ("replica_lag_bytes", "Largest lag of a slave in bytes", max((lag for lag, _ in lags), default=0)),
+            ("replica_lag_seconds", "Largest lag of a slave in seconds", max((lag_s for _, lag_s in lags), default=0)),
         ):
             yield self._gauge(f"skyroute_broker_{name}", text, (), [(NO_LABELS, value)])
+
+
+def _controlled_replication(components: Components, roles: Roles) -> tuple[int, list[tuple[int, float]], bool]:
+    """Return, in controller mode, the replicas in sync, the lags of slaves, and whether a master sends to this one."""
+    state, end, now = roles.mode.state, components.store.max_position, components.clock.monotonic()
+    if state is None:
+        follower = roles.mode.follower
+        return 0, [], follower is not None and bool(follower.master)
+    followers = [follower for _, follower, _ in roles.mode.sender.slaves()]
+    lags = [(max(end - (each.acked or 0), 0), 0.0 if each.has(end) else now - each.caught_up_at) for each in followers]
+    return state.in_sync_count, lags, False
 
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:

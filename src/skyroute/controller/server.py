@@ -221,6 +221,8 @@ class ControllerServer:
             self.failover.scan_masters()
 
     def _on_disconnect(self, connection: int) -> None:
+        if self.enforcer is not None:
+            self.enforcer.on_disconnect(connection)
         if self.failover is not None:
             self.failover.on_disconnect(connection)
 

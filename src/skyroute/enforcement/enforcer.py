@@ -89,8 +89,12 @@ class Enforcer:
         self._rates = config.user_requests_per_s, config.user_bytes_per_s
         self._allowances: dict[str, tuple[Allowance, Allowance]] = {}
         """Requests and bytes that users may still send; there are at most as many as users."""
-        self.limited = 0
-        """Number of requests refused because of their user's rate."""
+        self._connections_max = config.user_connections_max
+        self._user_of: dict[int, str] = {}
+        """The user of each connection, by its number, if connections of a user are limited."""
+        self._connections: Counter[str] = Counter()
+        """Number of connections by user; there are at most as many as connections."""
+        self._limits_users = bool(self._connections_max or any(self._rates))
         if settings is not None:
             self._start(config, store)
 
@@ -140,7 +144,9 @@ class Enforcer:
     @property
     def is_reusable(self) -> bool:
         """Whether the response to the last request may be cached by the request's bytes."""
-        return self._verdict is None or self._verdict.is_reusable
+        verdict = self._verdict
+        # A cached response is counted for no user.
+        return verdict is None or (verdict.is_reusable and (verdict.user is None or not self._limits_users))
 
     def check(self, request: Request, peer: Peer) -> Response | None:
         """Return the response that refuses a request; None if it is allowed."""
@@ -149,7 +155,7 @@ class Enforcer:
         self._verdict = verdict
         if verdict is None or verdict.is_allowed:
             peer.user = "" if verdict is None or verdict.user is None else verdict.user.name
-            return self._limit(request, verdict) if any(self._rates) else None
+            return self._limit(request, peer, verdict) if self._limits_users else None
         if peer.count_refusal():
             log.info(
                 "request refused code=%d peer=%s user=%s reason=%s refusals=%d",
@@ -160,24 +166,54 @@ class Enforcer:
     def _now_ms(self) -> int:
         return int(self._clock.wall() * 1000)
 
-    def _limit(self, request: Request, verdict: Verdict | None) -> Response | None:
-        """Return the response to a request beyond the rate of its user."""
+    def _limit(self, request: Request, peer: Peer, verdict: Verdict | None) -> Response | None:
+        """Return the response to a request beyond the limits of its user."""
         if verdict is None or verdict.user is None:
             return None
         name, now = verdict.user.name, self._clock.monotonic()
+        if self._connections_max and not self._has_connection(name, peer):
+            return self._refuse(
+                Reason.USER_CONNECTIONS,
+                f"User:{name} is limited to userConnectionsMax={self._connections_max}, close other connections",
+            )
         allowances = self._allowances.get(name)
         if allowances is None:
             requests_per_s, bytes_per_s = self._rates
             allowances = self._allowances[name] = Allowance(requests_per_s, now), Allowance(bytes_per_s, now)
         if allowances[0].admit(1, now) and allowances[1].admit(len(request.body), now):
             return None
-        self.limited += 1
         requests_per_s, bytes_per_s = self._rates
-        return Response(
-            ResponseCode.SYSTEM_BUSY,
-            f"[FLOW CONTROL] User:{name} is limited to userRequestsPerSecond={requests_per_s}"
+        return self._refuse(
+            Reason.USER_RATE,
+            f"User:{name} is limited to userRequestsPerSecond={requests_per_s}"
             f" and userBytesPerSecond={bytes_per_s} (0: no limit), try again later",
         )
+
+    def _refuse(self, reason: Reason, text: str) -> Response:
+        if self.gate is not None:
+            self.gate.counts[reason] += 1
+        return Response(ResponseCode.SYSTEM_BUSY, f"[FLOW CONTROL] {text}")
+
+    def _has_connection(self, name: str, peer: Peer) -> bool:
+        """Count a connection for the user of its last request; return whether the user may have it."""
+        before = self._user_of.get(peer.connection)
+        if before == name:
+            return True
+        if self._connections[name] >= self._connections_max:
+            return False
+        self.on_disconnect(peer.connection)
+        if not peer.gone:
+            self._user_of[peer.connection] = name
+            self._connections[name] += 1
+        return True
+
+    def on_disconnect(self, connection: int) -> None:
+        """Stop counting a connection that has ended."""
+        name = self._user_of.pop(connection, None)
+        if name is not None:
+            self._connections[name] -= 1
+            if not self._connections[name]:
+                del self._connections[name]
 
     def require(self, topic_name: str, action: Action, peer: Peer) -> None:
         """Check that the sender of the request in hand may use one more topic: one that its record names.

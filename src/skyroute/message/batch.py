@@ -95,6 +95,36 @@ def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], in
     return items, at
 
 
+def count_items(body: bytes, at: int, count_max: int) -> tuple[int, int]:
+    """Check at most `count_max` messages of a batch as `decode_some` does; return their number and the position after.
+
+    Raises:
+        BatchError: the body is not whole items up to there.
+    """
+    end = len(body)
+    count = 0
+    size: int
+    body_bytes: int
+    try:
+        while count < count_max and at < end:
+            size, _magic, _crc, _flag, body_bytes = _HEAD.unpack_from(body, at)
+            stop = at + _HEAD.size + body_bytes
+            at_next = at + size
+            if (
+                body_bytes < 0
+                or stop + 2 > at_next
+                or at_next > end
+                or body[stop] > 127  # a negative length
+                or stop + 2 + (body[stop] << 8 | body[stop + 1]) != at_next
+            ):
+                decode_some(body, at, 1)  # raises an error that says what is wrong
+            at = at_next
+            count += 1
+    except StructError:
+        raise BatchError(f"the batch ends inside the item at {at}") from None
+    return count, at
+
+
 def check_batch(messages: Sequence[Message]) -> None:
     """Check that messages may be sent as one batch.
 

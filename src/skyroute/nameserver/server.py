@@ -295,6 +295,7 @@ class NameServer:
         return {RequestCode.WATCH_ROUTES: WatchHandlers(self._watches, self.clock, timeout_ms_max).watch}
 
     def _on_disconnect(self, connection: int) -> None:
+        self.enforcer.on_disconnect(connection)
         if self._watches is not None:
             self._watches.drop(connection)
         self._publisher.publish(self.table.drop_connection(connection))

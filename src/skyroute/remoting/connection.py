@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         is_trusted_proxy = False
         if isinstance(address, tuple):
-            self.peer.address = join_address(address[0], address[1])
+            self.peer.set_address(join_address(address[0], address[1]))
             is_trusted_proxy = context.limits.trusts_proxy(str(address[0]))
         self._opening = OpeningStream(context.tls, is_trusted_proxy=is_trusted_proxy)
         context.on_made(self)
@@ -210,7 +210,7 @@ class Connection(asyncio.Protocol):
             if pending := opening.pending():
                 self._transport.write(pending)
         if opening.proxied_address is not None:
-            self.peer.address = opening.proxied_address
+            self.peer.set_address(opening.proxied_address)
             if self.context.meters is not None and self._meter is None:
                 self._use_meter(self.context.meters)
         self.writer.tls = opening.tls

@@ -32,7 +32,7 @@ class Peer:
     connection: int
     """Number of the connection, unique in this process."""
     address: str
-    """The peer's address, for logs; behind a proxy, the client's."""
+    """The peer's address, for logs; behind a proxy, the client's. Changed with `set_address`."""
     refusals: int = 0
     """Number of its requests that were refused."""
     gone: bool = False
@@ -42,11 +42,15 @@ class Peer:
     user: str = ""
     """The user of its last request that access control has allowed; empty if none was needed."""
     caller: Caller | None = field(default=None, repr=False, compare=False)
+    source: str = field(init=False, repr=False, compare=False)
+    """The peer's IP address, without the port; behind a proxy, the client's."""
 
-    @property
-    def source(self) -> str:
-        """The peer's IP address, without the port; behind a proxy, the client's."""
-        return self.address.rpartition(":")[0].strip("[]")
+    def __post_init__(self) -> None:
+        self.set_address(self.address)
+
+    def set_address(self, address: str) -> None:
+        """Set the address, once it is known."""
+        self.address, self.source = address, address.rpartition(":")[0].strip("[]")
 
     def send_oneway(self, request: Request) -> None:
         """Send a request that has no response. Does nothing if the connection has ended."""
@@ -134,7 +138,7 @@ class Dispatcher:
 
     Args:
         handlers: The handler of each request code.
-        fast_path: Fast paths. With a checker, it must have no direct decoders: they drop the fields of a signature.
+        fast_path: Fast paths. With a checker, direct decoders must keep the fields of a signature.
         checker: Decides about requests; None: all are allowed.
     """
 

@@ -58,6 +58,8 @@ class AccessConfig:
 
     user_requests_per_s: int = setting("userRequestsPerSecond", Scope.AUTH, 0)
     """Requests of one user, on all its connections; 0: no limit."""
+    user_connections_max: int = setting("userConnectionsMax", Scope.AUTH, 0)
+    """Connections of one user, from all addresses; 0: no limit."""
     user_bytes_per_s: int = setting("userBytesPerSecond", Scope.AUTH, 0, at_most=LONG_MAX)
     secure: bool = setting("secure", Scope.AUTH, False)
     """Refuse to start if other machines can reach the port without authentication or without TLS."""

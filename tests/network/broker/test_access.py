@@ -16,11 +16,13 @@ from skyroute.client.producing.producer import Producer
 from skyroute.client.session.signing import Credentials
 from skyroute.message.message import Message
 from tests.network.broker.clusters import Cluster
+from tests.network.broker.pops import pop
 from tests.support.apache import free_port
 from tests.support.connections import AsyncConnection
 from tests.support.raw import Request
 from tests.support.servers import running
 from tests.support.signing import ALICE, ROOT, Key, allow, create_user
+from tests.support.waiting import eventually
 
 NO_PERMISSION = 16
 GUARDED: dict[str, Any] = {"authentication_enabled": True, "authorization_enabled": True, "init_user": ROOT.json}
@@ -116,6 +118,34 @@ async def test_a_suspended_pull_is_refused_after_the_right_was_taken_away(
     assert (await other.call(sent(ROOT, "orders"))).code == 0
     answer = await line.answer(waiting)
     assert (answer.code, answer.body) == (NO_PERMISSION, b"")
+
+
+def notified(topic: str) -> Request:
+    fields = {"consumerGroup": "g", "topic": topic, "queueId": "-1", "pollTime": "15000", "bornTime": "0"}
+    return Request(200054, fields)
+
+
+@pytest.mark.parametrize("asked", [pop("orders", pollTime=15_000), notified("orders")], ids=["pop", "notification"])
+@pytest.mark.parametrize("change", ["deny", "disable", "delete", "new password"])
+async def test_a_waiting_pop_is_refused_after_the_right_was_taken_away(
+    line: AsyncConnection, guarded: Cluster, asked: Request, change: str
+) -> None:
+    await line.call(ROOT.sign(Request(200, body=json.dumps({"groupName": "g"}).encode())))
+    waiting = await line.send(ALICE.sign(asked))
+    await eventually(lambda: len(guarded.broker.components.pop_polling) == 1)
+    other = await guarded.line()
+    user = {"username": ALICE.name, "password": "another" if change == "new password" else ALICE.secret}
+    user |= {"userType": "Normal", "userStatus": "disable" if change == "disable" else "enable"}
+    request = {
+        "deny": allow(ALICE, "Topic:orders", "Sub", decision="Deny"),
+        "delete": ROOT.call(3003, username=ALICE.name),
+    }.get(change, ROOT.call(3002, json.dumps(user).encode(), username=ALICE.name))
+    assert (await other.call(request)).code == 0
+    assert (await other.call(sent(ROOT, "orders"))).code == 0
+    answer = await line.answer(waiting)
+    assert (answer.code, answer.body) == (NO_PERMISSION, b"")
+    if asked.code == 200050:  # nothing was popped for it: another member gets the message at once
+        assert len((await other.call(ROOT.sign(pop("orders")))).body) > 0
 
 
 async def test_a_suspended_pull_survives_a_change_that_does_not_concern_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -93,24 +94,27 @@ def places(strict: NameServerProcess, theirs: ApacheBroker, ours_guarded: Apache
     }
 
 
-@pytest.fixture(scope="package")
-def mqadmin(lib: Path, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqAdmin]:
-    """Apache's tool, which signs with the keys in its `tools.yml`."""
-    home = tmp_path_factory.mktemp("signing-mqadmin")
-    (home / "conf").mkdir()
-    (home / "conf" / "tools.yml").write_text(f"accessKey: {ROOT.name}\nsecretKey: {ROOT.secret}\n")
+@contextmanager
+def mqadmin_of(lib: Path, java_classes: Path, home: Path, key: Key | None) -> Iterator[MqAdmin]:
+    """Apache's tool, which signs with the key in its `tools.yml`."""
+    if key is not None:
+        (home / "conf").mkdir()
+        (home / "conf" / "tools.yml").write_text(f"accessKey: {key.name}\nsecretKey: {key.secret}\n")
     admin = MqAdmin(lib, java_classes, home, f"-Drocketmq.home.dir={home}")
     try:
         yield admin
     finally:
         admin.close()
+
+
+@pytest.fixture(scope="package")
+def mqadmin(lib: Path, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqAdmin]:
+    """The tool of the super user."""
+    with mqadmin_of(lib, java_classes, tmp_path_factory.mktemp("signing-mqadmin"), ROOT) as admin:
+        yield admin
 
 
 @pytest.fixture(scope="package")
 def unsigned_mqadmin(lib: Path, java_classes: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqAdmin]:
-    home = tmp_path_factory.mktemp("unsigned-mqadmin")
-    admin = MqAdmin(lib, java_classes, home, f"-Drocketmq.home.dir={home}")
-    try:
+    with mqadmin_of(lib, java_classes, tmp_path_factory.mktemp("unsigned-mqadmin"), None) as admin:
         yield admin
-    finally:
-        admin.close()

@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from skyroute import Message, Producer
+from skyroute import Consumer, Message, Producer, StartPosition
 from skyroute.client.errors import NoPermissionError
-from tests.peers.access.conftest import POOR, RIGHT, ROOT, STRANGER, WRONG
+from tests.peers.access.conftest import POOR, RIGHT, ROOT, STRANGER, WRONG, mqadmin_of
 from tests.peers.client.java_client import JavaClients, JavaError, PeerClients, Place
 from tests.peers.test_mqadmin import MqAdmin
 from tests.support.apache import (
@@ -28,6 +28,8 @@ from tests.support.signing import Key
 NO_PERMISSION: Final = 16
 JAVA_4: Final = Path(__file__).parent.parent / "java4"
 KEYS: Final = {"right": RIGHT, "poor": POOR, "wrong": WRONG, "stranger": STRANGER, "unsigned": None}
+RECEIVE_S: Final = 20
+"""Time in which a consumer with the right must have a message, and one without it must not."""
 OUTCOMES: Final = {"right": "ok", "poor": "16", "wrong": "16", "stranger": "16", "unsigned": "16"}
 
 
@@ -112,6 +114,41 @@ async def test_java_and_our_client_consume_signed(
         ):
             await producer.send(Message(topics[broker], b"for you"))
             await consumer.find(lambda got: got.body == b"for you")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("language", ["java", "go", "node", "python"])
+async def test_consumers_of_every_language_receive_with_the_right_only(
+    language: str, places: dict[str, Place], topics: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    clients: PeerClients | None = None if language == "python" else request.getfixturevalue(language)
+    for broker, place in places.items():
+        right, body = as_user(place, RIGHT), f"for {language}".encode()
+        async with Producer("AccessMore", **right.python) as producer:
+            await producer.send(Message(topics[broker], body))
+        for name in ("right", "poor", "wrong", "stranger"):
+            here, group = as_user(place, KEYS[name]), f"Access{language}{broker}{name}"
+            found = await _receives(clients, here, group, topics[broker], body)
+            assert found == (OUTCOMES[name] == "ok"), (broker, name)
+
+
+async def _receives(clients: PeerClients | None, place: Place, group: str, topic: str, body: bytes) -> bool:
+    """Whether a new group gets a message that is there already."""
+    try:
+        async with asyncio.timeout(RECEIVE_S):
+            if clients is not None:
+                async with clients.consumer(place, group, topic) as consumer:
+                    await consumer.find(lambda got: got.body == body)
+            else:
+                ours = Consumer(group, start=StartPosition.FIRST, **place.python)
+                ours.subscribe(topic)
+                async with ours:
+                    async for message in ours:
+                        if message.body == body:
+                            break
+    except (TimeoutError, AssertionError, JavaError, NoPermissionError):
+        return False
+    return True
 
 
 # Requests one by one
@@ -262,6 +299,35 @@ def test_mqadmin_manages_users_and_policies_with_the_same_words(
     unsigned_mqadmin.run("listUser", "-b", theirs.address)
     refused = [unsigned_mqadmin.run("listUser", "-b", one.address) for one in brokers]
     assert all("username cannot be null" in text for text in refused)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("user", ["right", "poor", "wrong", "stranger", "unsigned"])
+def test_mqadmin_of_others_is_allowed_and_refused_as_at_apache(
+    user: str,
+    topics: dict[str, str],
+    theirs: ApacheBroker,
+    ours_guarded: ApacheBroker,
+    lib: Path,
+    java_classes: Path,
+    tmp_path: Path,
+) -> None:
+    commands = [
+        ("listUser",),
+        ("createUser", "-u", "eve", "-p", "secret-of-eve"),
+        ("getAcl", "-s", f"User:{RIGHT.name}"),
+        ("updateTopic", "-t", "AccessByAdmin", "-r", "1", "-w", "1"),
+        ("updateTopic", "-t", "NoAccessByAdmin", "-r", "1", "-w", "1"),
+    ]
+    with mqadmin_of(lib, java_classes, tmp_path, KEYS[user]) as admin:
+        admin.run("listUser", "-b", theirs.address)  # the first command also prints how logging was set up
+        for words in commands:
+            said = [
+                _lines(admin.run(*words, "-b", one.address).replace(one.address, "BROKER"))
+                for one in (theirs, ours_guarded)
+            ]
+            assert said[1] == said[0], words
+            assert any("no permission" in line or "cannot be null" in line or "CODE: 16" in line for line in said[1])
 
 
 def test_mqadmin_copies_policies_between_brokers(

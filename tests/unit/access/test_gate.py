@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from skyroute.access.audit import decode_record
@@ -10,9 +11,10 @@ from skyroute.access.rules import Rules
 from skyroute.access.sources import parse_patterns, parse_sources
 from skyroute.access.users import Password, User
 from skyroute.client.session.signing import Credentials
-from skyroute.wire.calls.send import read_send_header
+from skyroute.wire.calls.send import decode_send, read_send_header, read_signed_send_header
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request
+from skyroute.wire.header import decode_request_header
 
 SECRET = "alice-secret"
 CLOSED = GateSettings("c1", authorization=True, open_doors=frozenset())
@@ -148,6 +150,72 @@ def test_a_request_that_was_decoded_directly_has_no_user() -> None:
     direct = read_send_header(f'{{"code":310,"extFields":{{{fields}}}}}'.encode())
     assert direct is not None
     assert reason(gate, direct) is Reason.NO_USER
+
+
+SEND = {
+    **{"a": "pg", "b": "t", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0", "i": "KEYS\x01k\x02"},
+    **{"j": "0", "k": "false", "m": "false", "n": "broker-a"},
+}
+
+
+def header_of(request: Request) -> bytes:
+    return msgspec.json.encode({"code": request.code, "extFields": request.fields})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"l": "16"},
+        {"n": ""},
+        {"i": ""},
+        {"SecurityToken": "token"},
+        {"e": "-1", "g": "1758275140000"},
+        {"d": "04"},
+        {"d": "+4"},
+        {"other": "field"},
+        {"k": None, "m": None, "j": None},
+    ],
+)
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_send_that_is_decoded_directly_is_decided_as_any_other(
+    changes: dict[str, str | None],
+    is_right: bool,
+) -> None:
+    fields = {name: value for name, value in (SEND | changes).items() if value is not None}
+    request = signed(310, fields, b"body")
+    if not is_right:
+        request.fields["i"] += "x"
+    gate = Gate(CLOSED, rules(entry("Topic:t", "Pub")))
+    expected = Reason.POLICY if is_right else Reason.BAD_SIGNATURE
+    ordinary = decode_request_header(0, header_of(request))
+    direct = read_signed_send_header(header_of(request))
+    assert (direct is None) == (changes.keys() <= {"other", "d"} and bool(changes))
+    for one in (ordinary, direct, ordinary, direct):  # the second time, the verdict is remembered
+        if one is not None:
+            one.body = b"body"
+            assert reason(gate, one) is expected
+            assert decode_send(one).topic == "t"
+
+
+def test_a_remembered_verdict_about_a_send_is_for_its_user_topic_and_source_only() -> None:
+    def direct(fields: dict[str, str], name: str = "alice") -> Request:
+        request = read_signed_send_header(header_of(signed(310, fields, b"body", name)))
+        assert request is not None
+        request.body = b"body"
+        return request
+
+    gate = Gate(CLOSED, rules(entry("Topic:t", "Pub", "Allow", "10.0.0.1")))
+    assert reason(gate, direct(SEND)) is Reason.POLICY
+    assert reason(gate, direct(SEND)) is Reason.POLICY
+    assert reason(gate, direct(SEND | {"b": "other"})) is Reason.NO_POLICY
+    assert reason(gate, direct(SEND), "10.0.0.2") is Reason.NO_POLICY
+    assert reason(gate, direct(SEND, "bob")) is Reason.UNKNOWN_USER
+    forged = direct(SEND)
+    forged.body = b"another"
+    assert reason(gate, forged) is Reason.BAD_SIGNATURE
+    gate.use(rules(entry("Topic:t", "Pub", "Deny")))
+    assert reason(gate, direct(SEND)) is Reason.DENIED
 
 
 def test_what_cannot_be_read_is_refused() -> None:

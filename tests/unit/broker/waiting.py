@@ -83,6 +83,12 @@ class Waiting:
             raise FileWriteError("the write failed")
         return self.store.append(draft, self.time_ms)
 
+    def put_due(self, draft: Draft) -> None:
+        self.put_plain(draft)
+
+    def delivered(self) -> tuple[int, int]:
+        return self.store.max_position, self.store.flushed_position
+
     def put(self, draft: Draft) -> Appended:
         scheduled = self.delays.schedule(draft)
         if scheduled is draft:

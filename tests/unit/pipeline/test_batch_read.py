@@ -163,6 +163,31 @@ def test_tags_are_found_inside_batches_stored_as_one_record(cluster: Cluster) ->
     assert bodies(rows) == [b"%d" % number for number in range(1, 22, 2)]
 
 
+def test_all_columns_of_batches_stored_as_one_record_are_read(cluster: Cluster) -> None:
+    with Admin(cluster.name_server_address) as admin:
+        attributes = {"queue.type": "BatchCQ"}
+        admin.create_topic(
+            "AllOfBatches", read_queues=1, write_queues=1, cluster="DefaultCluster", attributes=attributes
+        )
+    queue = QueueRef("AllOfBatches", "broker-0", 0)
+    sent = [
+        Message("AllOfBatches", b"x" * number, tag=f"t{number}", keys=[f"k{number}"]) for number in (3, 1, 7, 7, 7, 100)
+    ]
+    with Producer("senders", cluster.name_server_address) as producer:
+        producer.send_batch(sent, queue=queue)
+        producer.send_batch(sent, queue=queue)
+        single = read(cluster, topic="AllOfBatches", columns="*")
+        producer.send(Message("AllOfBatches", b"single"), queue=queue)
+    both = read(
+        cluster, topic="AllOfBatches", columns="*"
+    )  # with an ordinary record, each message is decoded by itself
+    assert both[:-1] == single
+    assert [row["queue_offset"] for row in single] == list(range(12))
+    assert [(row["body"], row["tags"], row["keys"]) for row in single[6:]] == [
+        (message.body, message.tag, " ".join(message.keys)) for message in sent
+    ]
+
+
 # ----------------------------------------------------------------------------------------------------- topics and tags
 
 

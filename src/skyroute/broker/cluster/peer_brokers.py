@@ -67,6 +67,14 @@ class PeerBrokers:
             self._addresses.pop(broker_name, None)  # it may have another one now
             raise
 
+    async def call_address(self, address: str, request: Request, timeout_s: float = CALL_S) -> Response:
+        """Send a request to a broker by its address.
+
+        Raises:
+            RemotingError: it did not respond in time.
+        """
+        return await (await self._channel(address)).call(request, timeout_s)
+
     async def call_name_server(self, request: Request, decode: Callable[[Response], T]) -> T | None:
         """Return the decoded response of the first name server that gives a valid one; None if none does."""
         for name_server in self._name_servers:

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from skyroute.broker.acting.acting_master import ActingMaster
 from skyroute.broker.identity import Identity
 from skyroute.broker.replication.master import HaMaster
 from skyroute.broker.replication.slave import HaSlave
 from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.remoting.dispatch import Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.wire.calls.replication import (
     FollowerInfo,
     GroupAddresses,
@@ -33,6 +34,7 @@ class ReplicationHandlers:
     slave: HaSlave | None
     ha_address: Callable[[], str | None]
     log_end_at_start: int
+    acting: ActingMaster | None = None
 
     def status(self, _request: Request, _peer: Peer) -> Response:
         """Return who follows whom, and how far behind."""
@@ -60,14 +62,26 @@ class ReplicationHandlers:
         )
         return encode_replication_status(ReplicationStatus(master=False, follower=follower))
 
-    def exchange(self, request: Request, _peer: Peer) -> Response:
+    def exchange(self, request: Request, _peer: Peer) -> Answer:
         """Take over the addresses of a returning master, or return this master's."""
         addresses = decode_group_addresses(request)
         if self.slave is not None:
             if addresses.master_ha_address:
                 self.slave.set_master(addresses.master_address, addresses.master_ha_address)
+                if self.acting is not None:
+                    return OrderedResponse(self._hand_over(self.acting))
             return Response()
         return encode_group_addresses(GroupAddresses(self.identity.address, self.ha_address(), self.log_end_at_start))
+
+    async def _hand_over(self, acting: ActingMaster) -> Response:
+        await acting.hand_over()
+        return Response()
+
+    def smallest_id_changed(self, _request: Request, _peer: Peer) -> Response:
+        """Look at the group at once. Who is in it is asked for, because notices may be late or forged."""
+        if self.acting is not None:
+            self.acting.notice()
+        return Response()
 
     def reset_flush_offset(self, _request: Request, _peer: Peer) -> Response:
         """Accept the end of a master's log. A slave here reads it from the master."""

@@ -11,7 +11,7 @@ from skyroute.broker.identity import Identity
 from skyroute.broker.store.draft import AppendedBatch, Draft
 from skyroute.broker.tables.topics import Topics
 from skyroute.files.errors import StorageError
-from skyroute.message.batch import RawItem, decode_some
+from skyroute.message.batch import RawItem, count_items, decode_some
 from skyroute.message.errors import BatchError, RecordError
 from skyroute.message.flags import MULTI_TAGS, TRANSACTION_MASK
 from skyroute.message.message_id import encode_offset_ids
@@ -29,6 +29,8 @@ from skyroute.wire.command import Response
 
 BATCH_MESSAGES_A_STEP: Final = 1_000
 """Messages of a batch decoded and encoded in one step."""
+BATCH_COUNTED_A_STEP: Final = 8_000
+"""Messages of a batch that are only counted, in one step: a batch topic stores them as they came."""
 BATCH_KEYS_A_STEP: Final = 16_000
 """Keys of a batch encoded in one step, unless a single message has more."""
 BATCH_IDS_A_STEP: Final = 10_000
@@ -79,7 +81,6 @@ class BatchSends:
             raise self._responses.illegal()
         if not body or len(body) > self._config.message_bytes_max:
             raise self._responses.illegal()
-        items, decoded_to = _decode(body, 0)
         is_inner = self._topics.is_batch_topic(topic.name) and _has_unique_id(sending)
         draft = Draft(
             sending.topic,
@@ -93,11 +94,22 @@ class BatchSends:
             sending.flag,
             sending.reconsume_times,
         )
-        if decoded_to < len(body) or (not is_inner and _has_many_keys(items)):
-            storing = self._store_long(draft, body, items, decoded_to, unique_id, is_inner=is_inner)
+        items: list[RawItem] = []
+        messages = 0
+        if is_inner:
+            messages, decoded_to = _count(body, 0)
+        else:
+            items, decoded_to = _decode(body, 0)
+        if decoded_to < len(body) or _has_many_keys(items):
+            putting = (
+                self._put_long_inner(draft, messages, decoded_to)
+                if is_inner
+                else self._put_long(draft, body, items, decoded_to)
+            )
+            storing = self._store_long(draft, putting, unique_id, is_inner=is_inner)
             return OrderedResponse(self._responses.with_fields(storing))
         try:
-            appended = self._put_inner(draft, len(items)) if is_inner else self._appender.put_batch(draft, items)
+            appended = self._put_inner(draft, messages) if is_inner else self._appender.put_batch(draft, items)
         except (StorageError, RecordError) as error:
             raise self._responses.store_failure(error) from error
         ids = encode_offset_ids(self._raw_store_host, appended.log_positions)
@@ -115,15 +127,13 @@ class BatchSends:
         )
 
     async def _store_long(
-        self, draft: Draft, body: bytes, items: list[RawItem], decoded_to: int, unique_id: bytes, *, is_inner: bool
+        self, draft: Draft, putting: Generator[None, None, AppendedBatch], unique_id: bytes, *, is_inner: bool
     ) -> Response:
-        """Store a batch of more than `BATCH_MESSAGES_A_STEP` messages or `BATCH_KEYS_A_STEP` keys."""
+        """Store a batch with too many messages or keys for one step."""
         try:
             async with self._long_batches:
                 await self._step_runner.run(self._derive())  # the keys of earlier batches take memory
-                appended = await self._step_runner.run(
-                    self._put_long(draft, body, items, decoded_to, is_inner=is_inner)
-                )
+                appended = await self._step_runner.run(putting)
         except (StorageError, RecordError) as error:
             raise self._responses.store_failure(error) from error
         ids = await self._step_runner.run(self._encode_ids(appended))
@@ -132,26 +142,32 @@ class BatchSends:
         return response
 
     def _put_long(
-        self, draft: Draft, body: bytes, items: list[RawItem], decoded_to: int, *, is_inner: bool
+        self, draft: Draft, body: bytes, items: list[RawItem], decoded_to: int
     ) -> Generator[None, None, AppendedBatch]:
-        batch = None if is_inner else self._appender.prepare_batch(draft)
-        messages = 0
+        batch = self._appender.prepare_batch(draft)
         while True:
-            messages += len(items)
-            if batch is None:
+            for part in _divide(items):
+                batch.add(part)
                 yield
-            else:
-                for part in _divide(items):
-                    batch.add(part)
-                    yield
             if decoded_to >= len(body):
                 break
             items, decoded_to = _decode(body, decoded_to)
-        if self._topics.get(draft.topic) is None:
+        self._check_topic(draft.topic)
+        return self._appender.put_prepared(batch)
+
+    def _put_long_inner(self, draft: Draft, messages: int, counted_to: int) -> Generator[None, None, AppendedBatch]:
+        while counted_to < len(draft.body):
+            yield
+            count, counted_to = _count(draft.body, counted_to)
+            messages += count
+        self._check_topic(draft.topic)
+        return self._put_inner(draft, messages)
+
+    def _check_topic(self, topic: str) -> None:
+        if self._topics.get(topic) is None:
             raise RefusedError(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic[{draft.topic}] was deleted before the message was stored"
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] was deleted before the message was stored"
             )
-        return self._put_inner(draft, messages) if batch is None else self._appender.put_prepared(batch)
 
     def _encode_ids(self, appended: AppendedBatch) -> Generator[None, None, str]:
         parts: list[str] = []
@@ -170,6 +186,14 @@ def _decode(body: bytes, start: int) -> tuple[list[RawItem], int]:
     """Decode up to `BATCH_MESSAGES_A_STEP` messages from a position; return them and the position behind them."""
     try:
         return decode_some(body, start, BATCH_MESSAGES_A_STEP)
+    except BatchError as error:
+        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+
+
+def _count(body: bytes, start: int) -> tuple[int, int]:
+    """Check up to `BATCH_COUNTED_A_STEP` messages from a position; return their number and the position behind them."""
+    try:
+        return count_items(body, start, BATCH_COUNTED_A_STEP)
     except BatchError as error:
         raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
 

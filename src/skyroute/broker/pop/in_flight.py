@@ -124,6 +124,12 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._table)
 
+    def clear(self) -> None:
+        """Forget all batches."""
+        for table in (self._table, self._due, self._to_write, self._queues, self._counts):
+            table.clear()
+        self.written = 0
+
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._table.values())
 

@@ -156,7 +156,7 @@ class Revival:
             self.dropped += 1
             return
         try:
-            self._appender.put_plain(self._retry_of(message, batch))
+            self._appender.put_due(self._retry_of(message, batch))
         except (RecordTooLargeError, RecordError, InvalidNameError) as error:
             log.error("popped message discarded topic=%s offset=%d reason=%s", key.topic, offset, error)  # noqa: TRY400 - its text is enough
             self.dropped += 1

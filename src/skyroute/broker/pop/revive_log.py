@@ -118,6 +118,13 @@ class ReviveLog:
 
     # --------------------------------------------------------------------------------------------------------- reading
 
+    def reset(self) -> None:
+        """Forget everything, for another `load`."""
+        self._in_flight.clear()
+        for live in self._live:
+            live.clear()
+        self.is_loading = True
+
     def load(self) -> Iterator[None]:
         """Fill the table from the log, in steps. Until the end, acknowledgements of unknown batches are written."""
         timer_offset = self._timers.first_offset

@@ -24,7 +24,7 @@ from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.table_file import TableFile
-from skyroute.broker.tables.table_format import next_version, read_as, read_member, read_version
+from skyroute.broker.tables.table_format import claim_version, next_version, read_as, read_member, read_version
 from skyroute.files.errors import StorageError
 from skyroute.message.errors import RecordError
 from skyroute.message.properties import delete_property
@@ -66,11 +66,12 @@ class DelayLevels:
         self._offsets: dict[int, int] = {}
         """By level, the offset of the next message to deliver."""
         self._noted: tuple[int, dict[int, int]] = (0, {})
-        """End of the log and offsets at the last `note`."""
+        """End of what was delivered, and offsets, at the last `note`."""
         self._safe: dict[int, int] = {}
         """Offsets whose deliveries are flushed, which may be saved."""
         self._noted_at_ms = 0
         self._version = DataVersion()
+        self._claims = False
         self._deliveries = Deliveries(appender)
         self._alarm = Alarm()
         self.table_file = TableFile(file, lambda: [dumps(self.render(), Dialect.LEGACY)])
@@ -98,7 +99,16 @@ class DelayLevels:
                 log.warning("delay offset corrected level=%d from=%d to=%d", level, offset, fitted)
                 self._offsets[level] = fitted
         self._safe = dict(self._offsets)
-        self._noted = (self._store.max_position, self._safe)
+        self._noted = (self._appender.delivered()[0], self._safe)
+
+    def claim(self) -> None:
+        """Let the next progress count as newer than any that the missing master has saved."""
+        self._claims = True
+
+    @property
+    def version(self) -> DataVersion:
+        """Data version of the saved offsets."""
+        return self._version
 
     def take_over(self, offsets: dict[int, int], version: DataVersion | None) -> None:
         """Take over the progress of a master. Nothing may be delivered here meanwhile."""
@@ -183,14 +193,21 @@ class DelayLevels:
         Saved earlier, they would lose messages on a power failure: delivered, but not on the disk.
         """
         self._noted_at_ms = now_ms
-        log_end, offsets = self._noted
-        if log_end <= self._store.flushed_position and offsets != self._safe:
+        noted_end, offsets = self._noted
+        end, safe_end = self._appender.delivered()
+        if noted_end <= safe_end and offsets != self._safe:
             self._accept(offsets, now_ms)
-        self._noted = (self._store.max_position, dict(self._offsets))
+        self._noted = (end, dict(self._offsets))
+
+    def note_all(self) -> None:
+        """Note the offsets of all levels, to be saved. Call it after the last delivery, and when all are durable."""
+        if self._offsets != self._safe:
+            self._accept(dict(self._offsets), self._appender.now_ms())
 
     def _accept(self, offsets: dict[int, int], now_ms: int) -> None:
         self._safe = offsets
-        self._version = next_version(self._version, now_ms)
+        self._version = (claim_version if self._claims else next_version)(self._version, now_ms)
+        self._claims = False
         self.table_file.touch()
 
     def render(self) -> object:
@@ -222,6 +239,5 @@ class DelayLevels:
         Raises:
             FileWriteError: the write failed; after the next start some messages are delivered again.
         """
-        if self._offsets != self._safe:
-            self._accept(dict(self._offsets), self._appender.now_ms())
+        self.note_all()
         self.table_file.save_now()

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from skyroute.broker.store.draft import Appended, Draft
+from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import RecordTooLargeError
 from skyroute.files.errors import StorageError
 from skyroute.message.errors import InvalidNameError, PropertyError, RecordError
@@ -31,7 +31,9 @@ class PlainAppender(Protocol):
 
     def now_ms(self) -> int: ...
 
-    def put_plain(self, draft: Draft) -> Appended: ...
+    def put_due(self, draft: Draft) -> None: ...
+
+    def delivered(self) -> tuple[int, int]: ...
 
 
 def number_of(raw_properties: bytes, name: str) -> int | None:
@@ -125,7 +127,7 @@ class Deliveries:
     def put(self, draft: Draft, now_ms: int) -> bool:
         """Append a message; False if it must be tried again, not before `held_until_ms`."""
         try:
-            self._appender.put_plain(draft)
+            self._appender.put_due(draft)
         except (RecordTooLargeError, RecordError, InvalidNameError) as error:
             # It can never be stored, and must not block the messages behind it.
             log.error("delayed message discarded real_topic=%s reason=%s", draft.topic, error)  # noqa: TRY400 - its text is enough

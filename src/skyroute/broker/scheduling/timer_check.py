@@ -22,7 +22,9 @@ from zlib import crc32
 import msgspec
 
 from skyroute.broker.store.errors import StoreDamagedError
+from skyroute.broker.tables.table_format import CLAIMED_CHANGES
 from skyroute.files.disk import Disk
+from skyroute.routing.registration import DataVersion
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +68,20 @@ class TimerCheck:
         self._timer_log_end = 0
         self._state_version = 0
         self._counter = 0
-        self.shared = bytes(_SHARED.size)
-        """The seven numbers, as a slave asks for them."""
+        self.claims = False
+        """The next save counts as newer than any of a missing master."""
+        self._shared = bytes(_SHARED.size)
+        self._own = bytes(_OWN.size)
+
+    @property
+    def check_point(self) -> bytes:
+        """The seven numbers, as other members of the group ask for them; behind them, this broker's own."""
+        return self._shared + self._own
+
+    @property
+    def version(self) -> DataVersion:
+        """Data version of the seven numbers."""
+        return version_of(self._shared)
 
     def __repr__(self) -> str:
         return f"<TimerCheck {self.path}>"
@@ -93,24 +107,24 @@ class TimerCheck:
             log.warning("timer progress damaged, its copy is used file=%s reason=%s", self.path, damage)
             numbers, progress = copy
         _, self._timer_log_end, _, _, self._state_version, _, self._counter = numbers
-        self.shared = _SHARED.pack(*numbers)
+        self._shared, self._own = _SHARED.pack(*numbers), _own_part(progress, numbers[0])
         return progress
 
-    def take_over(self, shared: bytes) -> None:
-        """Write the numbers of a master, which a later `load` treats as those of Apache's broker.
+    def take_over(self, check_point: bytes) -> None:
+        """Write the numbers of another member of the group, for a later `load`.
 
         Raises:
             FileWriteError: the write failed.
             StoreDamagedError: they are invalid.
         """
-        shared = shared[: _SHARED.size]
-        if shared == self.shared:
+        check_point = check_point[:_COPY_BYTES].ljust(_COPY_BYTES, b"\0")
+        if check_point == self.check_point:
             return
-        numbers, progress = _read(shared.ljust(_COPY_BYTES, b"\0"))
+        numbers, progress = _read(check_point)
         if damage := _find_damage(numbers, progress, None):
             raise StoreDamagedError(f"the master's timer progress is invalid: {damage}")
-        self._write(shared + bytes(_OWN.size))
-        self.shared = shared
+        self._write(check_point)
+        self._shared, self._own = check_point[: _SHARED.size], check_point[_SHARED.size :]
 
     def save(self, progress: TimerProgress, now_ms: int) -> None:
         """Write the progress and flush it.
@@ -118,16 +132,17 @@ class TimerCheck:
         Raises:
             FileWriteError: the write failed.
         """
-        self._counter += 1
+        self._counter += CLAIMED_CHANGES if self.claims else 1
+        self.claims = False
         # Apache's timer wheel only has slots at multiples of its precision.
         slot_ms = progress.slot_ms // self._precision_ms * self._precision_ms
         end = progress.read_end
         shared = _SHARED.pack(
             slot_ms, self._timer_log_end, progress.oldest, end, self._state_version, now_ms, self._counter
         )
-        own = _OWN.pack(_OWN_MARK, slot_ms, end, progress.slot_ms, progress.slot_offset)
+        own = _own_part(progress, slot_ms)
         self._write(shared + own)
-        self.shared = shared
+        self._shared, self._own = shared, own
 
     def _write(self, copy: bytes) -> None:
         descriptor = self._disk.open(self.path, PAGE_BYTES)
@@ -137,6 +152,18 @@ class TimerCheck:
             self._disk.sync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def version_of(check_point: bytes) -> DataVersion:
+    """Return the data version in the seven numbers."""
+    *_, state_version, timestamp_ms, counter = _SHARED.unpack_from(check_point)
+    return DataVersion(state_version, timestamp_ms, counter)
+
+
+def _own_part(progress: TimerProgress, slot_ms: int) -> bytes:
+    if not progress.is_ours:
+        return bytes(_OWN.size)
+    return _OWN.pack(_OWN_MARK, slot_ms, progress.read_end, progress.slot_ms, progress.slot_offset)
 
 
 Page = tuple[tuple[int, ...], TimerProgress]

@@ -57,6 +57,7 @@ from skyroute.message.property_names import (
 from skyroute.message.record import decode_record, decode_run
 from skyroute.message.reserved_topics import TIMER_TOPIC, is_retry_topic
 from skyroute.remoting.errors import RefusedError
+from skyroute.routing.registration import DataVersion
 from skyroute.wire.calls.send_back import RecallHandle, encode_recall_handle
 from skyroute.wire.codes import ResponseCode
 
@@ -173,11 +174,20 @@ class Timers:
 
     @property
     def check_point(self) -> bytes:
-        """The saved progress, as a slave asks for it."""
-        return self._check.shared
+        """The saved progress, as other members of the group ask for it."""
+        return self._check.check_point
+
+    @property
+    def version(self) -> DataVersion:
+        """Data version of the saved progress."""
+        return self._check.version
+
+    def claim(self) -> None:
+        """Let the next progress count as newer than any that the missing master has saved."""
+        self._check.claims = True
 
     def take_over(self, check_point: bytes) -> None:
-        """Save the progress of a master, for a later `load`. Nothing may be delivered here meanwhile.
+        """Save the progress of another member of the group, for a later `load`. Nothing may be delivered meanwhile.
 
         Raises:
             FileWriteError: the write failed.
@@ -402,12 +412,13 @@ class Timers:
     def note(self, now_ms: int) -> bool:
         """Note the progress, as `DelayLevels.note`. Returns whether there is something to save."""
         self._noted_at_ms = now_ms
-        log_end, progress = self._noted
-        if log_end <= self._store.flushed_position:
+        noted_end, progress = self._noted
+        end, safe_end = self._appender.delivered()
+        if noted_end <= safe_end:
             self._safe = progress
         if self._noted_state != (state := (self._read_end, self._handled)):
             self._noted_state = state
-            self._noted = (self._store.max_position, self.progress())
+            self._noted = (end, self.progress())
         return self._safe != self._saved
 
     async def run(self) -> None:

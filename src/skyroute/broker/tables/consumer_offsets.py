@@ -9,6 +9,7 @@ from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.tables.table_file import TableFile
 from skyroute.broker.tables.table_format import (
+    claim_version,
     next_version,
     object_pieces,
     read_as,
@@ -75,6 +76,7 @@ class ConsumerOffsets:
         self._groups: dict[str, dict[str, None]] = {}
         """Groups by topic, over all three tables."""
         self._commits = 0
+        self._claims = False
         self._unknown: dict[str, Any] = {}
         self.version = DataVersion(timestamp_ms=now_ms())
         self.on_reset: Callable[[str, str, int], None] = lambda _group, _topic, _queue_id: None
@@ -102,8 +104,14 @@ class ConsumerOffsets:
         self._unknown = stored.unknown
         self.version = stored.version or self.version
 
-    def merge(self, stored: StoredOffsets) -> Generator[None, None, None]:
-        """Take over the offsets of a master, in steps; offsets that it does not have stay.
+    def claim(self) -> None:
+        """Let the next commit make this table newer than any that the missing master has saved."""
+        self._claims = True
+
+    def merge(self, stored: StoredOffsets, *, larger_only: bool = False) -> Generator[None, None, None]:
+        """Take over the offsets of another member of the group, in steps; offsets that it does not have stay.
+
+        With `larger_only`, larger offsets stay too: those of an acting master may be older than a returning master's.
 
         Raises:
             RefusedError: the table is full.
@@ -111,12 +119,14 @@ class ConsumerOffsets:
         merged = 0
         for (group, topic), offsets in stored.offsets.items():
             for queue_id, offset in offsets.items():
-                self._set(group, topic, queue_id, offset)
+                if not larger_only or offset > self._table.get((group, topic), {}).get(queue_id, -1):
+                    self._set(group, topic, queue_id, offset)
             merged += len(offsets)
             if merged >= OFFSETS_A_STEP:
                 merged = 0
                 yield
-        self.version = stored.version or self.version
+        if stored.version is not None and not (larger_only and stored.version.counter < self.version.counter):
+            self.version = stored.version
 
     # ------------------------------------------------------------------------------------------------------ one queue
 
@@ -139,8 +149,9 @@ class ConsumerOffsets:
             return False
         self._set(group, topic, queue_id, offset)
         self._commits += 1
-        if self._commits % COMMITS_PER_VERSION == 0:
-            self.version = next_version(self.version, self._now_ms())
+        if self._commits % COMMITS_PER_VERSION == 0 or self._claims:
+            self.version = (claim_version if self._claims else next_version)(self.version, self._now_ms())
+            self._claims = False
         return True
 
     def _set(self, group: str, topic: str, queue_id: int, offset: int) -> None:

@@ -18,9 +18,18 @@ ENTRIES_A_STEP: Final = 1_000
 """Table entries written in one step, which takes about a millisecond."""
 
 
+CLAIMED_CHANGES: Final = 1_000_000
+"""Changes that a missing master may have made since its slave last asked; far more than there can be."""
+
+
 def next_version(version: DataVersion, now_ms: int) -> DataVersion:
     """Return the data version after a change."""
     return DataVersion(version.state_version, now_ms, version.counter + 1)
+
+
+def claim_version(version: DataVersion, now_ms: int) -> DataVersion:
+    """Return a data version after any that a missing master may have reached since this one."""
+    return DataVersion(version.state_version, now_ms, version.counter + CLAIMED_CHANGES)
 
 
 def read_version(table: Mapping[str, Any]) -> DataVersion | None:

@@ -3,6 +3,8 @@
 from collections.abc import Collection, Iterator
 from typing import Final
 
+import msgspec
+
 from skyroute.broker.store.draft import Appended, Draft
 from skyroute.message import property_names as names
 from skyroute.message.errors import PropertyError
@@ -64,6 +66,22 @@ def committed(half: StoredMessage) -> Draft | None:
         flag=draft.flag,
         reconsume_times=draft.reconsume_times,
         prepared_position=half.log_position,
+    )
+
+
+def prepared_again(half: StoredMessage) -> Draft | None:
+    """Return the message of a half message, to be prepared by another broker; None if its real queue is invalid."""
+    draft = committed(half)
+    if draft is None:
+        return None
+    raw = draft.raw_properties
+    for name in (*_BROKER_PROPERTIES, names.TRANSACTION_PREPARED):
+        raw = delete_property(raw, name)
+    return msgspec.structs.replace(
+        draft,
+        raw_properties=_with(raw, {names.TRANSACTION_PREPARED: "true"}),
+        sys_flag=with_transaction(half.sys_flag, TransactionState.PREPARED),
+        prepared_position=0,
     )
 
 

@@ -274,6 +274,21 @@ class Transactions:
         self._ended.append(offset)
         return appended
 
+    def hand_over(self) -> Iterator[Draft]:
+        """Give the message of each open half message, for another broker. The next call counts the last as ended.
+
+        A half message is not given twice: the offset up to which all have ended is a consumer offset.
+        """
+        for offset, known in list(self._open.halves.items()):
+            half = self._open.half_in_log(known.position)
+            draft = None if half is None else drafts.prepared_again(half)
+            if draft is not None:
+                yield draft
+            self._open.close(offset)
+            half_floor, op_floor = self._open.floors()
+            self._offsets.commit(GROUP, HALF_TOPIC, drafts.HALF_QUEUE_ID, half_floor)
+            self._offsets.commit(GROUP, HALF_DONE_TOPIC, drafts.HALF_QUEUE_ID, op_floor)
+
     def _save_floors(self) -> None:
         # The floors of the round before: the messages they depend on are on the disk by now.
         if self._floors is not None:

@@ -31,9 +31,9 @@ class PolicyUser(User):
     def has_password(self, password: str) -> bool:
         """Return whether this is the user's password. It takes as long as for users of the console's own file."""
         UNKNOWN_USER.has_password(password)
-        challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+        challenge = secrets.token_hex(_CHALLENGE_BYTES)
         try:
-            return self.password.has_signed(signature_of(password, challenge), challenge)
+            return self.password.has_signed(signature_of(password, challenge.encode()), challenge, b"")
         except UnicodeEncodeError:
             return False
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import quote
 
@@ -18,7 +19,7 @@ from skyroute.console.texts import translatable, translator
 from skyroute.console.web.actions import Done, Fields, action, done
 from skyroute.console.web.page_context import PageContext, Paging, context_of, error_page, page_number
 from skyroute.errors import SkyrouteError
-from skyroute.routing.topology import Permission
+from skyroute.routing.topology import MASTER_ID, Permission
 
 NO_BROKER = translatable("Broker {name} with id {id} is not registered")
 TABS = (("", translatable("State")), ("settings", translatable("Settings")))
@@ -67,6 +68,7 @@ async def broker(request: Request) -> Response:
         "cluster_broker.html",
         load=read_load(found),
         rates=list(context.monitor.rates.get(found.address, ())),
+        replicas=_replicas(context, found),
         topics=sum(name in on_brokers for on_brokers in context.monitor.inventory.topics.values()),
         writable=writable,
         tabs=TABS,
@@ -83,6 +85,41 @@ def _find(context: PageContext, name: str, broker_id: str) -> BrokerInfo | None:
     """Return the broker with a name and an id, as an address or a form has them."""
     wanted = name, broker_id
     return next((each for each in context.monitor.snapshot.brokers if (each.name, str(each.broker_id)) == wanted), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A slave on the picture of its group."""
+
+    broker: BrokerInfo
+    behind_bytes: int | None
+    """Bytes of the master's log that it lacks; None if one of both does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """A broker group with slaves; `master` is None while it is away."""
+
+    master: BrokerInfo | None
+    slaves: tuple[Replica, ...]
+
+
+def _replicas(context: PageContext, of: BrokerInfo) -> Replicas | None:
+    """Return who follows whom in the group of a broker, and how far behind; None if it has no slaves."""
+    group = [each for each in context.monitor.snapshot.brokers if (each.cluster, each.name) == (of.cluster, of.name)]
+    master = next((each for each in group if each.broker_id == MASTER_ID), None)
+    end = None if master is None else _log_end(master)
+    slaves = []
+    for slave in sorted((each for each in group if each is not master), key=lambda each: each.broker_id):
+        reached = _log_end(slave)
+        behind = None if end is None or reached is None else max(end - reached, 0)
+        slaves.append(Replica(slave, behind))
+    return Replicas(master, tuple(slaves)) if slaves else None
+
+
+def _log_end(broker: BrokerInfo) -> int | None:
+    text = broker.state.get("commitLogMaxOffset", "")
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 async def _is_writable(context: PageContext, name: str) -> bool | None:

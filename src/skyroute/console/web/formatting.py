@@ -1,8 +1,15 @@
 """How templates write numbers, sizes, times and charts."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 from markupsafe import Markup
+
+_BOX: Final = Markup(
+    '<rect x="{x}" y="{y}" width="200" height="36" rx="4"/><text x="{x}" y="{y}" dx="100" dy="22">{text}</text>'
+)
+_LINE: Final = Markup('<polyline class="{cls}" points="200,{y} 240,{y} 270,{end} 430,{end}"/>')
 
 
 def number(value: float | None) -> str:
@@ -53,6 +60,25 @@ def moment(time_ms: float | None) -> Markup:
     return Markup('<time datetime="{}">{} UTC</time>').format(
         when.isoformat(timespec="milliseconds"), f"{when:%Y-%m-%d %H:%M:%S}"
     )
+
+
+def group_picture(label: str, master: str, slaves: Sequence[tuple[str, str, bool]]) -> Markup:
+    """Return a picture of a broker group: the master on the left, and a line to each slave.
+
+    A slave has a name, a text on its line, and whether it follows; the line of one that does not is dashed.
+    """
+    height = max(len(slaves), 1) * 56
+    middle = height / 2
+    parts = [_BOX.format(x=0, y=middle - 18, text=master)]
+    for number, (name, text, follows) in enumerate(slaves):
+        y = number * 56 + 28
+        parts.append(_LINE.format(y=middle, end=y, cls="follows" if follows else "lost"))
+        parts.append(Markup('<text x="330" y="{y}">{text}</text>').format(y=y - 6, text=text))
+        parts.append(_BOX.format(x=430, y=y - 18, text=name))
+    return Markup(
+        '<svg class="group" viewBox="0 0 630 {h}" width="630" height="{h}" role="img" aria-label="{label}">'
+        "<title>{label}</title>{parts}</svg>"
+    ).format(h=height, label=label, parts=Markup().join(parts))
 
 
 def spark(values: list[float], label: str, width: int = 160, height: int = 32) -> Markup:

@@ -20,7 +20,7 @@ from skyroute.console.cluster_data.journals import Journals
 from skyroute.console.cluster_data.monitor import ClusterMonitor
 from skyroute.console.config import ROWS_A_PAGE, ConsoleConfig
 from skyroute.console.texts import LANGUAGES, translatable, translator
-from skyroute.console.web.formatting import moment, number, share, size, span, spark
+from skyroute.console.web.formatting import group_picture, moment, number, share, size, span, spark
 
 SESSION_COOKIE: Final = "skyroute_session"
 VISITOR_COOKIE: Final = "skyroute_visitor"
@@ -85,6 +85,7 @@ class PageContext:
             "languages": LANGUAGES,
             "version": __version__,
             "spark": spark,
+            "group_picture": group_picture,
         }
 
     def render(

@@ -31,6 +31,8 @@ class WriteOptions:
     batch_bytes_max: int = BATCH_BYTES_MAX
     new_topic_queues: int = 4
     """Number of queues of an auto-created topic."""
+    new_topic_is_batch: bool = False
+    """Whether a topic that does not exist is created as a batch topic, which stores each batch as one record."""
 
 
 def read_write_options(given: Mapping[str, str], ignored: Collection[str] = ()) -> WriteOptions:
@@ -51,6 +53,7 @@ def read_write_options(given: Mapping[str, str], ignored: Collection[str] = ()) 
         options.milliseconds("sendTimeoutMs", default_s=10.0),
         options.count("batchBytes", default=BATCH_BYTES_MAX, least=1, most=BODY_BYTES_MAX),
         options.count("newTopicQueues", default=4, most=QUEUES_MAX),
+        options.choice("newTopicType", choices=("normal", "batch"), default="normal") == "batch",
     )
     options.finish()
     return found

@@ -1,6 +1,7 @@
 """Sends packed rows with several requests in flight, in order where rows have a target queue."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from skyroute.client.errors import BrokerRefusedError, NoRouteError
 from skyroute.client.producing.delivery import Choose, Delivery
 from skyroute.client.producing.in_flight import InFlight
 from skyroute.client.producing.prepared_message import Outbound, write_properties
@@ -15,13 +17,20 @@ from skyroute.client.session.session import Session
 from skyroute.errors import SkyrouteError
 from skyroute.message.property_names import UNIQUE_ID
 from skyroute.message.queue_ref import QueueRef
-from skyroute.message.reserved_topics import with_namespace
+from skyroute.message.reserved_topics import DEFAULT_TOPIC, with_namespace
 from skyroute.pipeline.sink.options import WriteOptions
 from skyroute.pipeline.sink.row_packer import RowPacker, SendBatch
+from skyroute.routing.topology import MASTER_ID, Permission
+from skyroute.wire.calls.topics import TopicConfig, encode_topic_update
 
 IN_FLIGHT_MAX: Final = 256
 IN_FLIGHT_BYTES_MAX: Final = 8 * 1024 * 1024
 """Bounds of one task's requests in flight. At a bound, no more rows are taken from Spark."""
+
+ROUTE_RETRY_S: Final = 0.05
+"""Time between two lookups of the route of a new topic."""
+
+_BATCH_TOPIC: Final = {"queue.type": "BatchCQ"}
 
 
 class RowSender:
@@ -49,6 +58,8 @@ class RowSender:
             namespace=namespace,
             batch_bytes_max=options.batch_bytes_max,
         )
+        self._batch_topic_queues = options.new_topic_queues if options.new_topic_is_batch else 0
+        """Number of queues of a new batch topic; 0: a new topic is an ordinary one, which the broker creates."""
         self._queues: dict[str, list[QueueRef]] = {}
         self._last: dict[QueueRef, asyncio.Task[None]] = {}
         """The latest send to each queue whose order matters."""
@@ -83,10 +94,38 @@ class RowSender:
 
     async def _find_queues(self, topic: str) -> list[QueueRef]:
         name = with_namespace(self._session.namespace, topic)
-        with suppress(SkyrouteError):
+        try:
             # Routes are not refreshed between the tasks of a worker.
             await self._session.routes.refresh(name)
+        except NoRouteError:
+            if self._batch_topic_queues:
+                await self._create_batch_topic(name, self._batch_topic_queues)
+        except SkyrouteError:
+            pass  # a known route may still be right; without one, `rotation` raises
         return list((await self._delivery.rotation(name, self._timeout_s)).queues)
+
+    async def _create_batch_topic(self, name: str, queues: int) -> None:
+        """Create a batch topic on the brokers that create topics by themselves.
+
+        Raises:
+            SkyrouteError: a broker refused it, or it does not appear in time.
+        """
+        routes = self._session.routes
+        config = TopicConfig(name, queues, queues, int(Permission.READ | Permission.WRITE))
+        refusal: SkyrouteError | None = None
+        for group in (await routes.refresh(DEFAULT_TOPIC)).groups:
+            if (address := group.addresses.get(MASTER_ID)) is not None:
+                try:
+                    await self._session.ask(address, encode_topic_update(config, _BATCH_TOPIC), self._timeout_s)
+                except BrokerRefusedError as error:
+                    refusal = error  # another task may have created it: then there is a route
+        for _ in range(1 + math.ceil(self._timeout_s / ROUTE_RETRY_S)):
+            with suppress(NoRouteError):
+                await routes.refresh(name)
+                return
+            if refusal is not None:
+                raise refusal
+            await asyncio.sleep(ROUTE_RETRY_S)
 
     async def _deliver(self, batch: SendBatch, previous: "asyncio.Task[None] | None") -> None:
         if previous is not None:

@@ -15,6 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from skyroute.message.batch import ITEM_BYTES_MIN
+from skyroute.message.errors import BatchError
 from skyroute.message.flags import COMPRESSED, WRAPPED_BATCH
 from skyroute.message.host import decode_host
 from skyroute.message.layout import HEAD_FIELDS, HEADS, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
@@ -36,6 +38,9 @@ _LAST_MS: Final = 253_402_300_799_999
 """The years 1 to 9999, which Python and Spark timestamps support."""
 _HEX: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), "V2")
 """The two hexadecimal digits of each byte."""
+_WIDTHS: Final = (8, 4, 2, 1)
+_ITEM_FLAG, _ITEM_BODY_LENGTH, _ITEM_BODY = 12, 16, 20
+"""Positions in an item of a batch."""
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 
@@ -59,11 +64,17 @@ _HEAD_BYTES: Final = np.array([head.size for head in HEADS])
 def find_records(wire: Buffer) -> tuple[Numbers, int]:
     """Return the start of each record, according to their length fields, and the end of the last one."""
     runs: list[Numbers] = []
+    at = _find_sizes(wire, 0, len(wire), RECORD_BYTES_MIN, runs)
+    return np.concatenate(runs), at
+
+
+def _find_sizes(wire: Buffer, at: int, end: int, size_min: int, runs: list[Numbers]) -> int:
+    """Add the start of each piece, which begins with its length, to `runs`; return the end of the last one."""
     loose: list[int] = []
-    at, end, last_size = 0, len(wire), 0
-    while end - at >= RECORD_BYTES_MIN:
+    last_size = 0
+    while end - at >= size_min:
         (size,) = _SIZE.unpack_from(wire, at)
-        if size < RECORD_BYTES_MIN or size > end - at:
+        if size < size_min or size > end - at:
             break
         loose.append(at)
         at += size
@@ -76,7 +87,8 @@ def find_records(wire: Buffer) -> tuple[Numbers, int]:
             at += size * count
             size = 0
         last_size = size
-    return np.concatenate([*runs, np.array(loose, np.int64)]), at
+    runs.append(np.array(loose, np.int64))
+    return at
 
 
 class Records:
@@ -146,6 +158,11 @@ class Records:
         """Positions of compressed records and of batches stored as one record."""
         batch = (self.sys_flags & WRAPPED_BATCH) == WRAPPED_BATCH
         return np.asarray(np.flatnonzero((self.sys_flags & COMPRESSED).astype(bool) | batch))
+
+    @property
+    def are_batches(self) -> bool:
+        """Whether every record is a batch, and none is compressed."""
+        return bool(((self.sys_flags & (WRAPPED_BATCH | COMPRESSED)) == WRAPPED_BATCH).all())
 
     # ------------------------------------------------------------------------------------------------------- columns
 
@@ -235,6 +252,51 @@ class Records:
         return self._pairs.maps()
 
 
+class BatchMessages(Records):
+    """The messages of batches that are stored as one record each. The fields of a batch are those of its messages."""
+
+    def __init__(self, batches: Records) -> None:
+        """Take the messages of uncompressed batches.
+
+        Raises:
+            BatchError: the body of a batch is not whole messages from its first byte to its last.
+        """
+        self.wire, self._bytes = batches.wire, batches._bytes  # noqa: SLF001 - of the same class
+        runs: list[Numbers] = []
+        counts: list[int] = []
+        for begin, end in zip(*(ends.tolist() for ends in batches._body), strict=True):  # noqa: SLF001 - as above
+            known = len(runs)
+            if _find_sizes(self.wire, begin, end, ITEM_BYTES_MIN, runs) != end:
+                raise BatchError("a batch does not end with a message")
+            counts.append(sum(map(len, runs[known:])))
+        items = np.concatenate(runs)
+        each = np.repeat(np.arange(len(counts)), counts)
+        body_bytes = self._gather(items + _ITEM_BODY_LENGTH, ">i4").astype(np.int64)
+        stops = items + self._gather(items, ">i4")
+        body_at = items + _ITEM_BODY
+        properties_at = body_at + body_bytes + 2
+        if (body_bytes < 0).any() or (properties_at > stops).any():
+            raise BatchError("a message of a batch is longer than its length says")
+        if (properties_at + self._gather(properties_at - 2, ">i2") != stops).any():
+            raise BatchError("the lengths of a message of a batch contradict each other")
+        self.starts, self.sys_flags = batches.starts[each], batches.sys_flags[each] & ~WRAPPED_BATCH
+        self._ipv6 = None if batches._ipv6 is None else batches._ipv6[each]  # noqa: SLF001 - as above
+        self._body, self._properties = (body_at, body_at + body_bytes), (properties_at, stops)
+        firsts = np.cumsum([0, *counts[:-1]])
+        self._own = {
+            "queue_offset": batches.numbers("queue_offset")[each] + np.arange(len(items)) - firsts[each],
+            "flag": self._gather(items + _ITEM_FLAG, ">i4").astype(np.int32),
+        }
+
+    def numbers(self, field: str) -> Numbers:
+        own = self._own.get(field)
+        return super().numbers(field) if own is None else own
+
+    def keep(self, which: Any) -> None:
+        super().keep(which)
+        self._own = {field: values[which] for field, values in self._own.items()}
+
+
 class Properties:
     """The properties of many messages, split at all separators at once."""
 
@@ -281,16 +343,22 @@ class Properties:
     def find(self, name: str) -> pa.Array:
         """Return one property of each message; the last duplicate wins."""
         wanted = name.encode()
-        found = np.flatnonzero(self._name_ends - self._begins == len(wanted))
-        if len(found):
-            names = np.ndarray((len(self._bytes) - len(wanted) + 1,), f"S{len(wanted)}", self._data, strides=(1,))
-            found = found[names[self._begins[found]] == wanted]
+        begins, name_ends = self._begins, self._name_ends
+        found = np.flatnonzero(name_ends - begins == len(wanted))
+        at = 0
+        for width in _WIDTHS:  # compare as numbers: numpy compares texts slowly
+            while len(wanted) - at >= width and len(found):
+                values = np.ndarray((len(self._bytes) - width + 1,), f"<u{width}", self._data, strides=(1,))
+                found = found[values[begins[found] + at] == int.from_bytes(wanted[at : at + width], "little")]
+                at += width
+        if len(found) == len(self._counts) and (self._owners[found] == np.arange(len(found))).all():
+            return _as_text(_slices(self._data, name_ends[found] + 1, self._ends[found]))
         owners = self._owners[found]
-        begins, ends = self._offsets[:-1].copy(), self._offsets[:-1].copy()
-        begins[owners], ends[owners] = self._name_ends[found] + 1, self._ends[found]
-        is_null = np.ones(len(begins), bool)
+        value_begins, value_ends = self._offsets[:-1].copy(), self._offsets[:-1].copy()
+        value_begins[owners], value_ends[owners] = name_ends[found] + 1, self._ends[found]
+        is_null = np.ones(len(value_begins), bool)
         is_null[owners] = False
-        return _as_text(_slices(self._data, begins, ends, is_null))
+        return _as_text(_slices(self._data, value_begins, value_ends, is_null))
 
     def maps(self) -> pa.Array:
         """Return all properties of each message as a map."""

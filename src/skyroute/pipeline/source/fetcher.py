@@ -86,6 +86,8 @@ class Fetcher:
         self._at, self._stop = wanted.start, wanted.stop
         """The next offset to return, and the exclusive end."""
         self._has_filter = options.expression != EVERY_TAG
+        self._in_batches = False
+        """Whether a response had more than requested, as those of a batch topic: then pulls ahead would overlap."""
         self._pull_size = options.pull_messages
         self._full_responses = 0
         self._response_bytes = 1
@@ -177,7 +179,7 @@ class Fetcher:
         if first.response.status is PullStatus.FOUND:
             if first.response.next_offset <= first.start:
                 raise _NotYetError(f"{self._queue} returned messages at {first.start} and the same next offset")
-            if not self._has_filter:
+            if not self._has_filter and not self._in_batches:
                 self._adapt(first, first.response.next_offset)
         return first.response
 
@@ -211,7 +213,7 @@ class Fetcher:
 
     def _send_ahead(self, pull_socket: PullSocket) -> None:
         """Send pulls up to the bounds of those in flight, the first one in any case."""
-        if self._has_filter:  # a filter makes the end of a response unpredictable
+        if self._has_filter or self._in_batches:  # the end of a response is unpredictable
             if not self._pulls:
                 self._pulls.append(_Pull(self._at, self._stop))
             self._send(pull_socket, self._pulls[0])
@@ -248,6 +250,10 @@ class Fetcher:
 
     def _adapt(self, pull: _Pull, next_offset: int) -> None:
         """Set the pull size to the size of the response, and pull the rest of a short response."""
+        if next_offset > pull.stop:
+            self._in_batches = True
+            self._pulls.clear()  # their responses would have the same batches again
+            return
         if next_offset >= pull.stop:
             self._full_responses += 1
             if self._full_responses >= FULL_RESPONSES:

@@ -23,7 +23,7 @@ from skyroute.message.positions import LogPosition, QueueOffset
 from skyroute.message.record import decode_record, encode_record
 from skyroute.message.tags import EVERY_TAG, parse_tag_expression
 from skyroute.pipeline.arrow_arrays import as_flags, null_texts, number_array, repeated_text, text_array
-from skyroute.pipeline.source.decode import COLUMN_DECODERS, Numbers, Records, find_records
+from skyroute.pipeline.source.decode import COLUMN_DECODERS, BatchMessages, Numbers, Records, find_records
 from skyroute.pipeline.source.errors import RejectedRecordError, SourceError
 from skyroute.pipeline.source.fetcher import Chunk, Fetcher
 from skyroute.pipeline.source.offset_lookup import report_loss
@@ -109,6 +109,14 @@ class _RangeReader:
         if not len(records.special):
             yield from self._rows(records, chunk, {})
             return
+        if records.are_batches:
+            try:
+                messages = BatchMessages(records)
+            except BatchError:
+                pass  # find out below which batch is damaged
+            else:
+                yield from self._rows(messages, chunk, {})
+                return
         for wire, reasons in self._unpack(records):
             yield from self._rows(Records(wire, find_records(wire)[0]), chunk, reasons)
 

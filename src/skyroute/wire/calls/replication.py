@@ -87,6 +87,11 @@ def decode_group_addresses(command: Request | Response) -> GroupAddresses:
     return GroupAddresses(fields.get("masterAddress"), fields.get("masterHaAddress"), log_end)
 
 
+def encode_group_addresses_notice(addresses: GroupAddresses) -> Request:
+    """Tell a slave the addresses of its master, which is about to register."""
+    return Request(RequestCode.EXCHANGE_BROKER_HA_INFO, encode_group_addresses(addresses).fields or {})
+
+
 def encode_group_addresses(addresses: GroupAddresses) -> Response:
     """Encode the addresses of a group's master."""
     fields = {

@@ -183,6 +183,32 @@ def encode_member_group(cluster: str, broker_name: str, addresses: Mapping[int, 
     return fastjson.dumps({"brokerMemberGroup": group}, dialect)
 
 
+class _MemberGroup(msgspec.Struct):
+    brokerAddrs: dict[int, str] | None = None  # noqa: N815 - the wire's name
+
+
+class _MemberGroupBody(msgspec.Struct):
+    brokerMemberGroup: _MemberGroup | None = None  # noqa: N815 - the wire's name
+
+
+def encode_member_group_query(cluster: str, broker_name: str) -> Request:
+    """Ask a name server for the members of a broker group."""
+    return Request(RequestCode.GET_BROKER_MEMBER_GROUP, {"clusterName": cluster, "brokerName": broker_name})
+
+
+def decode_member_group(body: bytes) -> dict[int, str]:
+    """Decode the addresses of a broker group's members by broker id.
+
+    Raises:
+        BodyError: it is invalid.
+    """
+    try:
+        group = msgspec.convert(fastjson.loads(body), _MemberGroupBody, strict=False).brokerMemberGroup
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BodyError(f"the members of a broker group cannot be read: {error}") from None
+    return {} if group is None or group.brokerAddrs is None else group.brokerAddrs
+
+
 def encode_topic_list(topics: Sequence[str], broker_address: str | None = None) -> Generator[None, None, list[bytes]]:
     """Encode a list of topics, and the address of one broker, in steps; the result is the body in pieces."""
     broker = "" if broker_address is None else f'"brokerAddr":{fastjson.write_text(broker_address, _LEGACY)},'

@@ -9,10 +9,11 @@ import msgspec
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import DEFAULT_TOPIC
 from skyroute.wire.codes import RequestCode, ResponseCode
-from skyroute.wire.command import FLAG_RESPONSE, Int32, Int64, Request, Response
+from skyroute.wire.command import FLAG_RESPONSE, FORM_JSON, Int32, Int64, Request, Response
 from skyroute.wire.errors import FieldError
 from skyroute.wire.fast_path import PreparedRequest, PreparedResponse, request_header_start, response_header_start
 from skyroute.wire.fields import optional_int, required_int, required_int32, required_text, truth
+from skyroute.wire.header import decode_request_header
 
 STARTS_MAX: Final = 4_096
 """Maximum number of queues whose send header is cached."""
@@ -162,7 +163,48 @@ class SendRequest(Request, kw_only=True, gc=False):
     fields: Sending = msgspec.field(name="extFields")  # type: ignore[assignment]  # only the send handler reads them
 
 
+class SignedSending(
+    Sending,
+    gc=False,
+    forbid_unknown_fields=True,
+    rename={"access_key": "AccessKey", "security_token": "SecurityToken", "signature": "Signature", "broker_name": "n"},
+):
+    """A send with the fields of its signature, which covers all fields: there are no others."""
+
+    broker_name: str = ""
+    access_key: str = ""
+    security_token: str = ""
+    signature: str = ""
+
+    def signed_text(self) -> str:
+        """Return the values of all fields in the order of their names, with numbers as clients write them."""
+        most = "" if self.max_reconsume_times is None else self.max_reconsume_times
+        return (
+            f"{self.access_key}{self.security_token}{self.producer_group}{self.topic}{self.default_topic}"
+            f"{self.default_topic_queues}{self.queue_id}{self.sys_flag}{self.born_at_ms}{self.flag}{self.properties}"
+            f"{self.reconsume_times}false{most}false{self.broker_name}"
+        )
+
+
+class SignedSendRequest(SendRequest, kw_only=True, gc=False):
+    """A send in its short form that is decoded directly, also at a server that checks signatures."""
+
+    fields: SignedSending = msgspec.field(name="extFields")
+    header: bytes = b""
+
+    def decode_again(self) -> Request:
+        """Decode the header in the ordinary way, with every value as it was sent.
+
+        Raises:
+            HeaderError: it is malformed.
+        """
+        request = decode_request_header(FORM_JSON, self.header)
+        request.body = self.body
+        return request
+
+
 _decode_send_request: Final = msgspec.json.Decoder(SendRequest, strict=False).decode
+_decode_signed_send_request: Final = msgspec.json.Decoder(SignedSendRequest, strict=False).decode
 
 
 def read_send_header(header: bytes) -> SendRequest | None:
@@ -171,6 +213,17 @@ def read_send_header(header: bytes) -> SendRequest | None:
         request = _decode_send_request(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    sending = request.fields
+    return None if sending.is_batch or sending.unit_mode or request.flag & FLAG_RESPONSE else request
+
+
+def read_signed_send_header(header: bytes) -> SignedSendRequest | None:
+    """Decode like `read_send_header`, and keep what a signature covers."""
+    try:
+        request = _decode_signed_send_request(header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    request.header = header
     sending = request.fields
     return None if sending.is_batch or sending.unit_mode or request.flag & FLAG_RESPONSE else request
 

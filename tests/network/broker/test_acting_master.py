@@ -1,0 +1,134 @@
+"""A slave acts for its dead master: another broker gets what is due, once; the master takes back the progress."""
+
+from typing import Any
+
+import pytest
+
+from skyroute.broker.acting.acting_master import ActingMaster
+from skyroute.broker.broker import Broker
+from skyroute.broker.replication import slave as slave_module
+from skyroute.clock import SystemClock
+from skyroute.message.reserved_topics import HALF_TOPIC
+from skyroute.wire.codes import RequestCode, ResponseCode
+from tests.network.broker.calls import found_bodies, pull, send
+from tests.network.broker.clusters import Cluster
+from tests.support.disks import bodies
+from tests.support.raw import Request
+from tests.support.waiting import eventually
+
+SETTINGS: dict[str, Any] = {"acting_master_enabled": True, "delay_level_list": "1s 2s"}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slaves connect again at once."""
+    monkeypatch.setattr(slave_module, "RETRY_S", 0.05)
+
+
+async def start_other(cluster: Cluster) -> Broker:
+    """Start the group that gets what the acting master must write."""
+    other = await cluster.start_live(name="broker-b", **SETTINGS)
+    await cluster.add_topic("T")
+    return other
+
+
+async def start_pair(cluster: Cluster) -> tuple[Broker, Broker]:
+    master = await cluster.start_live(**SETTINGS)
+    await cluster.add_topic("T")
+    folder = str(cluster.folder / "slave")
+    values = {"broker_id": 1, "broker_role": "SLAVE", "store_path": folder}
+    slave = await cluster.start(clock=SystemClock(), **(SETTINGS | values))
+    return master, slave
+
+
+def acting_of(broker: Broker) -> ActingMaster:
+    assert broker.components.acting is not None
+    return broker.components.acting
+
+
+async def is_followed(master: Broker, slave: Broker) -> None:
+    theirs, ours = master.components.store, slave.components.store
+    await eventually(lambda: ours.whole_end == theirs.max_position, "the slave has the log")
+    await eventually(lambda: slave.components.topics.get("T") is not None, "the slave has the topics")
+
+
+def keyed(body: bytes, **properties: str) -> Request:
+    return send("T", body, properties={"UNIQ_KEY": body.decode().upper(), **properties})
+
+
+async def test_due_messages_of_a_dead_master_are_delivered_once(empty_cluster: Cluster) -> None:
+    cluster = empty_cluster
+    other = await start_other(cluster)
+    master, slave = await start_pair(cluster)
+    line = await cluster.line(address=master.address)
+    for request in (
+        keyed(b"early", DELAY="1"),
+        keyed(b"late", DELAY="2"),
+        keyed(b"timed", TIMER_DELAY_SEC="2"),
+        keyed(b"half", TRAN_MSG="true", PGROUP="p"),
+    ):
+        assert (await line.call(request)).code == ResponseCode.SUCCESS
+    await eventually(lambda: bodies(master.components.store) == [b"early"], "the master delivers")
+    await is_followed(master, slave)
+    await cluster.kill(master)
+    await eventually(lambda: acting_of(slave).is_acting, "the slave acts")
+
+    elsewhere = other.components.store
+    await eventually(lambda: sorted(bodies(elsewhere)) == [b"late", b"timed"], "another broker has them")
+    await eventually(lambda: bodies(elsewhere, HALF_TOPIC) == [b"half"], "and the open transaction")
+    assert slave.components.store.max_offset("T", 0) == 1, "a slave writes nothing itself"
+    found = found_bodies(await (await cluster.line(address=slave.address)).call(pull("T")))
+    assert found == [b"early"], "an acting master serves pulls, whatever slaveReadEnable"
+
+    master = await cluster.start_live(**SETTINGS)
+    assert not acting_of(slave).is_acting, "the slave has handed over before the master registers"
+    line = await cluster.line(address=master.address)
+    assert (await line.call(keyed(b"next", DELAY="1"))).code == ResponseCode.SUCCESS
+    await eventually(lambda: bodies(master.components.store) == [b"early", b"next"], "the master delivers again")
+    assert master.components.transactions.open_count == 0
+    assert sorted(bodies(elsewhere)) == [b"late", b"timed"]
+    await is_followed(master, slave)
+
+
+async def test_a_returning_master_takes_over_offsets(empty_cluster: Cluster) -> None:
+    cluster = empty_cluster
+    master, slave = await start_pair(cluster)
+    line = await cluster.line(address=master.address)
+    for number in range(3):
+        await line.call(keyed(b"%d" % number))
+    await is_followed(master, slave)
+    await cluster.kill(master)
+    await eventually(lambda: acting_of(slave).is_acting, "the slave acts")
+    line = await cluster.line(address=slave.address)
+    assert found_bodies(await line.call(pull("T"))) == [b"0", b"1", b"2"]
+    fields = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "2"}
+    assert (await line.call(Request(RequestCode.UPDATE_CONSUMER_OFFSET, fields))).code == ResponseCode.SUCCESS
+    assert (await line.call(keyed(b"refused"))).code == ResponseCode.SYSTEM_BUSY
+    master = await cluster.start_live(**SETTINGS)
+    assert master.components.offsets.get("g", "T", 0) == 2
+
+
+async def test_what_the_dead_master_delivered_last_is_not_delivered_again(empty_cluster: Cluster) -> None:
+    cluster = empty_cluster
+    other = await start_other(cluster)
+    master, slave = await start_pair(cluster)
+    await eventually(lambda: acting_of(slave).master_address is not None, "the slave knows its master")
+    line = await cluster.line(address=master.address)
+    await line.call(keyed(b"early", DELAY="1"))
+    await eventually(lambda: bodies(master.components.store) == [b"early"], "the master delivers")
+    await is_followed(master, slave)
+    await cluster.kill(master)  # it has not saved that it delivered
+    await eventually(lambda: acting_of(slave).is_acting, "the slave acts")
+    await eventually(lambda: acting_of(slave).escape.delivered() == (1, 1), "the slave finds it due")
+    assert bodies(other.components.store) == []
+
+
+async def test_a_slave_does_not_act_while_its_master_sends_to_it(empty_cluster: Cluster) -> None:
+    master, slave = await start_pair(empty_cluster)
+    await is_followed(master, slave)
+    await eventually(lambda: slave.components.ha_slave is not None and slave.components.ha_slave.is_connected)
+    for channel in [server.channel for server in master.components.registrar._name_servers]:
+        assert channel is not None
+        channel.abort()  # the name server takes the master for dead
+    await acting_of(slave).look()
+    assert not acting_of(slave).is_acting

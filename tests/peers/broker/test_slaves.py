@@ -1,0 +1,77 @@
+"""Java's, Go's and our consumers read from a slave while its master is down, and go on at the master."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyroute import Message, Producer, QueueRef
+from tests.peers.client.java_client import JavaClients, PeerClients, Place
+from tests.peers.client.python_client import consuming
+from tests.support.apache import NameServerProcess
+from tests.support.our_broker import SkyrouteBroker
+from tests.support.raw import RawConnection
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.long
+
+WAIT_S = 120.0
+"""Java's and Go's clients ask for routes every 30 s."""
+SETTINGS = {"slaveReadEnable": "true", "flushConsumerOffsetInterval": "1000"}
+GROUPS = ("from-slave-java", "from-slave-go", "from-slave-python")
+QUERY_OFFSET, MAX_OFFSET = 14, 30
+
+
+async def test_consumers_go_on_from_the_slave_in_order(
+    java: JavaClients, go: PeerClients, name_server: NameServerProcess, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        master, slave = (
+            stack.enter_context(
+                SkyrouteBroker(
+                    "followed", tmp_path / str(number), [name_server.address], broker_id=number, config=SETTINGS
+                )
+            )
+            for number in (0, 1)
+        )
+        place = Place.at(name_server.address, master.address)
+        topic = await java.create_topic(place, "FromSlave", queues=1)
+
+        async def send(bodies: list[bytes]) -> None:
+            async with Producer("slave-writers", retries=5, **place.python) as producer:
+                for body in bodies:
+                    await producer.send(Message(topic, body), queue=QueueRef(topic, "followed", 0))
+
+        def number_of(broker: SkyrouteBroker, code: int, **fields: str) -> int:
+            with RawConnection(broker.address) as line:
+                return int(line.call(code, {"topic": topic, "queueId": "0", **fields}).fields.get("offset", "-1"))
+
+        first, second = ([b"%s %02d" % (name, number) for number in range(20)] for name in (b"first", b"second"))
+        await send(first)
+        await eventually(lambda: number_of(slave, MAX_OFFSET) == 20, "the slave has them", timeout_s=WAIT_S)
+        with RawConnection(slave.address) as line:
+            await eventually(lambda: topic in line.call(21, {}).text, "the slave has the topic", timeout_s=WAIT_S)
+        master.kill()
+        async with AsyncExitStack() as consumers:
+            inboxes: list[Any] = [
+                await consumers.enter_async_context(java.consumer(place, GROUPS[0], topic)),
+                await consumers.enter_async_context(go.consumer(place, GROUPS[1], topic)),
+                await consumers.enter_async_context(consuming(place, GROUPS[2], topic)),
+            ]
+            for inbox in inboxes:
+                await inbox.take_bodies(first, timeout_s=WAIT_S)
+            await asyncio.to_thread(master.start)
+            await send(second)
+            for inbox in inboxes:
+                await inbox.take_bodies(first + second, timeout_s=WAIT_S)
+                offsets = [each.queue_offset for each in inbox.received]
+                assert sorted(offsets) == list(range(40)), "each message once"
+            await eventually(
+                lambda: [number_of(master, QUERY_OFFSET, consumerGroup=group) for group in GROUPS] == [40, 40, 40],
+                "all commit to the master",
+                timeout_s=WAIT_S,
+            )
