@@ -95,6 +95,11 @@ class Driver:
         )
         self.version = str(self._result()["version"])
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
     def time(self, command: str, options: Mapping[str, str] | None = None, **arguments: object) -> float:
         """Run a command and return its seconds."""
         return float(self.run(command, options, **arguments)["seconds"])

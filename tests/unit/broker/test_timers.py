@@ -468,3 +468,37 @@ def test_numbers_that_leave_no_room_for_the_next_are_refused(tmp_path: Path) -> 
     check.path.write_bytes(CHECK.pack(START_MS, 0, 15, 15, 0, 0, (1 << 63) - 1).ljust(4096, b"\0"))
     with pytest.raises(StoreDamagedError, match="a number is too large"):
         check.load()
+
+
+# The check point for other brokers of the group
+
+
+def slot_of(waiting: Waiting) -> int:
+    """The time up to which another broker takes messages for delivered."""
+    return int(CHECK.unpack_from(waiting.timers.check_point)[0])
+
+
+def test_the_check_point_has_the_present_time_while_nothing_is_due(waiting: Waiting) -> None:
+    waiting.pass_ms(5_500)
+    assert slot_of(waiting) == START_MS + 5_000
+    waiting.put(at(START_MS + 9_999))
+    waiting.pass_ms(1_000)
+    waiting.timers.note(waiting.time_ms)
+    waiting.save()
+    waiting.pass_ms(1_000)
+    assert START_MS + 5_000 <= slot_of(waiting) <= START_MS + 9_000, "the message is not delivered yet"
+
+
+def test_the_check_point_waits_until_deliveries_are_saved(waiting: Waiting) -> None:
+    waiting.pass_ms(1_000)
+    before = slot_of(waiting)
+    waiting.put(at(START_MS + 3_000))
+    waiting.pass_ms(10_000)
+    assert waiting.timers.progress().slot_ms > before
+    assert slot_of(waiting) <= before, "delivered, and perhaps on no disk"
+    waiting.restart()
+    waiting.pass_ms(1_000)
+    assert slot_of(waiting) >= START_MS + 3_000
+    copied = TimerCheck(waiting.folder / "copied", 1_000)
+    copied.take_over(waiting.timers.check_point)
+    assert copied.load().is_ours

@@ -78,6 +78,16 @@ class TimerCheck:
         """The seven numbers, as other members of the group ask for them; behind them, this broker's own."""
         return self._shared + self._own
 
+    def advanced(self, slot_ms: int) -> bytes:
+        """Return the check point with a later slot, before which nothing is left to deliver."""
+        numbers, progress = _read(self.check_point)
+        slot_ms = slot_ms // self._precision_ms * self._precision_ms
+        if slot_ms <= numbers[0]:
+            return self.check_point
+        progress = msgspec.structs.replace(progress, slot_ms=slot_ms, slot_offset=0)
+        is_written = any(self._own)
+        return _SHARED.pack(slot_ms, *numbers[1:]) + (_own_part(progress, slot_ms) if is_written else self._own)
+
     @property
     def version(self) -> DataVersion:
         """Data version of the seven numbers."""
