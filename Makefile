@@ -124,8 +124,9 @@ simulate: $(READY) ## simulate clusters with faults for SIMULATE_S seconds; SEED
 simulate-bugs: $(READY) ## plant a bug for each invariant of the simulation, and check that it is found
 	$(BIN)/python -m tests.simulation --planted
 
-test-reliability: $(READY) ## measure the figures of docs/reliability.md on real processes, 45 minutes; FIGURES=... for some; needs java and mvn
+test-reliability: $(READY) ## measure the figures of docs/reliability.md on real processes, 55 minutes; FIGURES=... for some; needs java and mvn
 	$(BIN)/python -m tests.reliability $(FIGURES)
+	$(if $(FIGURES),,SKYROUTE_LONG=1 $(BIN)/python -m pytest --quiet tests/reliability)
 
 soak: $(READY) ## load, faults and restarts for SOAK_S seconds; memory, files, tasks and threads must stay flat
 	$(BIN)/python -m tests.reliability soak --seconds $(SOAK_S)

@@ -268,7 +268,7 @@ def _a_brokers_life(number: int) -> list[Change]:
             {},
             {},
         ),
-        BrokerLeft(cluster, name, 0, address, Cause.CONNECTION_CLOSED, version, number, connection_is_unused=True),
+        BrokerLeft(cluster, name, 0, address, Cause.CONNECTION_CLOSED, version, unused_connections=(number,)),
     ]
 
 

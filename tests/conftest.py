@@ -1,4 +1,4 @@
-"""With SKYROUTE_NO_SKIP=1, as in CI, a skipped test fails."""
+"""With SKYROUTE_NO_SKIP=1, as in CI, a skipped test fails. With SKYROUTE_LONG=1, tests marked `long` run too."""
 
 import os
 import signal
@@ -16,6 +16,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_SKIP = os.environ.get("SKYROUTE_NO_SKIP") == "1"
+IS_LONG = os.environ.get("SKYROUTE_LONG") == "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    long = [] if IS_LONG else [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
 
 
 @pytest.hookimpl(wrapper=True)

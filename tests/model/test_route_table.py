@@ -360,6 +360,14 @@ def mirror_of(model: Model) -> Mirror:
     )
 
 
+def connections_of(model: Model) -> dict[tuple[str, int], set[int]]:
+    """The connections that each broker is registered on."""
+    return {
+        (broker.name, broker.broker_id): {each for each in (broker.connection, broker.older) if each is not None}
+        for broker in model.brokers
+    }
+
+
 def told(groups: Iterable[GroupState]) -> dict[str, GroupSnapshot]:
     """Groups as a journal has them: without leases and acting master support."""
     return {
@@ -387,6 +395,8 @@ class RouteTableMachine(RuleBasedStateMachine):
         self.delete_missing = False
         self.bodies: dict[bytes, TopicTable] = {}
         self.last_word: dict[BrokerKey, Registration] = {}
+        self.connections: dict[tuple[str, int], set[int]] = {}
+        """Of each broker, by name and id, after the last step."""
 
     # Steps
 
@@ -597,13 +607,10 @@ class RouteTableMachine(RuleBasedStateMachine):
             self.mirror.apply(event)
             self.replay.apply(record_decoder.decode(encode(Numbered(0, 0, 0, event), "model")))
         left = [event for event in events if isinstance(event, BrokerLeft)]
-        for connection in {event.connection for event in left}:
-            *earlier, last = (event.connection_is_unused for event in left if event.connection == connection)
-            assert not any(earlier)
-            is_unused = all(connection not in (broker.connection, broker.older) for broker in self.model.brokers)
-            # A broker that leaves later in the step may have registered on it, too, and names its newest connection.
-            may_differ = is_unused and any(event.connection != connection for event in left)
-            assert last == is_unused or may_differ
+        before_step, self.connections = self.connections, connections_of(self.model)
+        theirs = {each for event in left for each in before_step[event.broker_name, event.broker_id]}
+        reported = [connection for event in left for connection in event.unused_connections]
+        assert sorted(reported) == sorted(theirs.difference(*self.connections.values(), {NO_CONNECTION}))
         expected = {
             name: smallest
             for name, smallest in self.model.smallest().items()

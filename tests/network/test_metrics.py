@@ -476,3 +476,24 @@ def test_the_dashboard_uses_only_documented_metrics() -> None:
             label for group in re.findall(r"by \(([^)]*)\)", expression) for label in group.split(", ")
         ]
         assert set(labels) <= family[1] | {"instance", "le", "cluster", "node_id", "node_type"}, expression
+
+
+async def test_clients_that_ask_at_the_same_time_share_a_page() -> None:
+    rendered, may_end = 0, asyncio.Event()
+
+    async def metrics() -> bytes:
+        nonlocal rendered
+        rendered += 1
+        await may_end.wait()
+        return b"page %d" % rendered
+
+    pages = pages_module.Pages(metrics, lambda: None)
+    await pages.start("127.0.0.1", 0)
+    try:
+        asked = [asyncio.create_task(exchange(pages.address, b"GET /metrics HTTP/1.1\r\n\r\n")) for _ in range(10)]
+        await eventually(lambda: len(pages._transports) == 10 and not pages._idle, "all have asked")
+        may_end.set()
+        assert all(answer.endswith(b"page 1") for answer in await asyncio.gather(*asked))
+        assert (await exchange(pages.address, b"GET /metrics HTTP/1.1\r\n\r\n")).endswith(b"page 2")
+    finally:
+        await pages.stop()

@@ -23,9 +23,6 @@ from tests.support.apache import (
 
 HERE = Path(__file__).parent
 
-IS_LONG = os.environ.get("SKYROUTE_LONG") == "1"
-"""Run tests marked `long` too: `make test-replication` and `make test-controllers` do."""
-
 # `SKYROUTE_PEERS_TARGET=apache` puts a second Apache name server where ours stands: the tests must then find no
 # difference at all, which proves that hash order, timing and names are not reported as differences.
 TARGETS: dict[str, type[NameServerProcess]] = {"skyroute": SkyrouteNameServer, "apache": ApacheNameServer}
@@ -46,16 +43,12 @@ ALONE = (
 SETTINGS = {"scanNotActiveBrokerInterval": "500"}
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.peers)
             path = item.path.relative_to(HERE)
             item.add_marker(pytest.mark.xdist_group(str(path if path.as_posix() in ALONE else path.parent)))
-    long = [] if IS_LONG else [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if item not in long]
     items.sort(key=lambda item: LATE.index(item.path.name) if item.path.name in LATE else -1)
 
 

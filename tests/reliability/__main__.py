@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.reliability import figures, soak
+from tests.reliability.malformed import malformed
 from tests.reliability.outcome import Outcome
 
 Figure = Callable[[Path, float], Awaitable[list[Outcome]]]
@@ -28,7 +29,7 @@ FIGURES: Final[dict[str, tuple[Figure, float]]] = {
     "restarts": (figures.restarts, 60.0),
     "connections": (figures.connections, 600.0),
     "registrations": (figures.registrations, 60.0),
-    "malformed": (figures.malformed, 100.0),
+    "malformed": (malformed, 100.0),
     "soak": (soak.soak, 1_800.0),
 }
 """By name: the function, and the seconds that the promise is about."""
@@ -49,7 +50,7 @@ def main() -> int:
     for name in given.names or [name for name in FIGURES if name != "soak"]:
         figure, seconds = FIGURES[name]
         if name == "malformed":
-            figure = functools.partial(figures.malformed, frames=given.frames)
+            figure = functools.partial(malformed, frames=given.frames)
         folder = Path(tempfile.mkdtemp(prefix=f"skyroute-{name}-", dir=given.keep))
         began = time.monotonic()
         try:

@@ -7,19 +7,18 @@ import json
 import random
 import resource
 import struct
-import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from tests.reliability.faults import SteadySender
 from tests.reliability.outcome import Outcome, Usage, mean, percentile_ms
-from tests.reliability.workload import ORDERS, Workload
+from tests.reliability.workload import Workload
 from tests.simulation.scenario import Plan, run
-from tests.support.apache import PeerProcess, SkyrouteNameServer, free_port
+from tests.support.apache import SkyrouteNameServer
 from tests.support.connections import AsyncConnection, connection_to
 from tests.support.our_broker import SkyrouteBroker
 from tests.support.raw import DataVersion, Registration, Request, Topic, encode, split_address
@@ -41,35 +40,6 @@ async def our_cluster(folder: Path, **settings: str) -> AsyncIterator[tuple[Skyr
             yield name_server, broker
         finally:
             broker.kill()
-
-
-class _OurController(PeerProcess):
-    """Our controller alone."""
-
-    def command(self) -> list[str]:
-        settings = {
-            "controllerDLegerGroup": "g",
-            "controllerDLegerPeers": f"n0-{self.address}",
-            "controllerDLegerSelfId": "n0",
-            "controllerStorePath": str(self.home / "store"),
-            "bindAddress": "127.0.0.1",
-        }
-        options = [word for key, value in settings.items() for word in ("-D", f"{key}={value}")]
-        return [sys.executable, "-m", "skyroute", "controller", *options]
-
-
-class _OurConsole(PeerProcess):
-    """Our console."""
-
-    ready_mark = "http://"
-
-    def __init__(self, home: Path, name_servers: str) -> None:
-        super().__init__("console", home)
-        self._name_servers = name_servers
-
-    def command(self) -> list[str]:
-        options = ("-n", self._name_servers, "--port", str(self.port), "--data", str(self.home))
-        return [sys.executable, "-m", "skyroute", "console", *options]
 
 
 # ----------------------------------------------------------------------------------------------------------- kill -9
@@ -338,233 +308,3 @@ def _quoted(text: str) -> str:
 async def _is_empty(address: str) -> bool:
     async with connection_to(address) as line:
         return not (json.loads(_quoted((await line.call(CLUSTERS)).text))["brokerAddrTable"])
-
-
-# ------------------------------------------------------------------------------------------------------------ malformed
-
-
-VALUES: Final = (
-    *(
-        "",
-        " ",
-        "-1",
-        "0",
-        "2147483648",
-        "9" * 30,
-        "1e5",
-        "NaN",
-        "null",
-        "true",
-        "{}",
-        "[]",
-        "../../x",
-        "%RETRY%",
-        "é漢",
-    ),
-    *("x" * 300, "a\x00b", "\x01\x02\x01", "*", "a;b,c", "127.0.0.1:99999", '"', "\\"),
-)
-FIELDS: Final = {
-    **{"topic": ORDERS, "queueId": "0", "consumerGroup": "g", "group": "g", "clientID": "c", "offset": "1"},
-    **{"brokerName": "broker-x", "brokerAddr": "1.1.1.1:1", "clusterName": "c", "brokerId": "0", "queueOffset": "0"},
-    **{"maxMsgNums": "1", "sysFlag": "0", "commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "1"},
-    **{"producerGroup": "p", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4", "bornTimestamp": "1"},
-    **{"flag": "0", "properties": "a\x01b\x02", "reconsumeTimes": "0", "namespace": "n", "key": "k", "value": "v"},
-}
-CODES: Final = (
-    *(10, 11, 12, 14, 15, 29, 30, 31, 32, 34, 35, 36, 37, 38, 41, 100, 101, 103, 104, 105, 106, 206, 217),
-    *(310, 322, 351, 361, 901, 904, 1003, 1004, 1012, 1013, 3001, 0, -1, 9_999),
-)
-"""Requests of all servers, without those that delete topics, change settings or wait."""
-KEPT: Final = frozenset({"sysFlag", "suspendTimeoutMillis"})
-"""Fields that could make a request wait."""
-POOL: Final = 4_000
-CHUNK: Final = 200
-ATTACKERS: Final = 4
-
-
-def _bad_frame(rng: random.Random) -> bytes:
-    """Return a request with wrong values in a header that can be decoded: the server reads what follows it."""
-    fields = dict(FIELDS)
-    for name in rng.sample(sorted(FIELDS.keys() - KEPT), rng.randrange(1, 5)):
-        if rng.random() < 0.4:
-            del fields[name]
-        else:
-            fields[name] = rng.choice(VALUES)
-    body = rng.choice((b"", b"{", b"[]", b'{"a":[1,{"b":"c"}]}', rng.randbytes(40), b"\x00" * 64, b"{" * 200))
-    request = Request(rng.choice(CODES), fields, body)
-    return encode(request, rng.randrange(1 << 31), form=rng.choice(("json", "binary")), flag=rng.choice((0, 0, 0, 2)))
-
-
-def _fatal_frame(rng: random.Random) -> bytes:
-    """Return bytes that end a connection: a damaged header, or a wrong length."""
-    frame = bytearray(_bad_frame(rng))
-    for _ in range(rng.randrange(1, 30)):
-        frame[rng.randrange(4, len(frame))] = rng.randrange(256)
-    if rng.random() < 0.3:
-        struct.pack_into(">I", frame, 0, rng.randrange(1 << 32))
-    return bytes(frame)
-
-
-def _bad_frames(rng: random.Random, pool: list[bytes]) -> bytes:
-    for _ in range(CHUNK // 20):
-        pool[rng.randrange(len(pool))] = _bad_frame(rng)
-    return b"".join((*rng.choices(pool, k=CHUNK - 1), _fatal_frame(rng)))
-
-
-def _good_frames() -> list[bytes]:
-    codes = (ROUTE, MAX_OFFSET, CLUSTERS)
-    return [encode(Request(code, {"topic": ORDERS, "queueId": "0"}), number) for number, code in enumerate(codes)]
-
-
-async def malformed(folder: Path, seconds: float, *, frames: int = 5_000_000) -> list[Outcome]:
-    """Send damaged frames to the ports of name server, broker and controller, and damaged requests to HTTP ports."""
-    async with AsyncExitStack() as stack:
-        metrics = f"127.0.0.1:{free_port()}"
-        name_server, broker = await stack.enter_async_context(
-            our_cluster(folder, metricsPort=metrics.rpartition(":")[2])
-        )
-        controller = stack.enter_context(_OurController("controller", folder / "controller"))
-        console = stack.enter_context(_OurConsole(folder / "console", name_server.address))
-        workload = Workload(name_server.address)
-        await workload.create_topics()
-        outcomes: list[Outcome] = []
-        shares = {name_server: 0.42, broker: 0.42, controller: 0.16}
-        total, rng = 0, random.Random(7)
-        for server, share in shares.items():
-            ask = _well_behaved(server, name_server, broker)
-            calm_s = await _measure(server.address, ask, min(10.0, seconds / 10), rng)
-            await _attack(server.address, ask, rng, int(frames * share / 10))  # what tables may hold is filled
-            before = Usage.of(server.pid)
-            goal, sent, answered, times_s = int(frames * share), 0, 0, list[float]()
-            while sent < goal:
-                part, got, times = await _attack(server.address, ask, rng, min(goal - sent, 200_000))
-                sent += part
-                answered += got
-                times_s += times
-                if not server.is_running:
-                    break
-            await asyncio.sleep(2.0)
-            after = Usage.of(server.pid) if server.is_running else Usage(0, 0, 0)
-            total += sent
-            name = server.name
-            calm_ms, attacked_ms = percentile_ms(calm_s, 99), percentile_ms(times_s, 99)
-            outcomes += [
-                Outcome(f"{name}: malformed frames", sent),
-                Outcome(f"{name}: of these with a response", answered),
-                Outcome(f"{name}: crashes and hangs", int(not server.is_running) + _hangs(times_s), at_most=0),
-                Outcome(f"{name}: memory after, relative to before", after.rss_mb / before.rss_mb, at_most=1.2),
-                Outcome(f"{name}: p99 of a well-behaved client beside valid requests", calm_ms, unit="ms"),
-                Outcome(f"{name}: p99 during the attack", attacked_ms, at_most=2 * calm_ms, unit="ms"),
-            ]
-        for name, address, owner in (("metrics port", metrics, broker), ("console", console.address, console)):
-            sent = await _attack_http(address, rng, max(1_000, int(frames * 0.002)))
-            total += sent
-            outcomes.append(Outcome(f"{name}: malformed requests", sent))
-            outcomes.append(Outcome(f"{name}: crashes", int(not owner.is_running), at_most=0))
-        outcomes.append(Outcome("malformed frames and requests in all", total, at_least=frames))
-    return outcomes
-
-
-Ask = Callable[[AsyncConnection], Awaitable[None]]
-
-
-def _well_behaved(server: PeerProcess, name_server: PeerProcess, broker: PeerProcess) -> Ask:
-    requests = {
-        id(name_server): Request(ROUTE, {"topic": ORDERS}),
-        id(broker): Request(MAX_OFFSET, {"topic": ORDERS, "queueId": "0"}),
-    }
-    request = requests.get(id(server), Request(1005, {}))
-
-    async def ask(line: AsyncConnection) -> None:
-        answer = await line.call(request)
-        assert answer.code == 0, answer
-
-    return ask
-
-
-def _hangs(times_s: list[float]) -> int:
-    return sum(each > 5.0 for each in times_s)
-
-
-async def _ask_on(address: str, ask: Ask, times_s: list[float]) -> None:
-    async with connection_to(address) as line:
-        while True:
-            began = time.perf_counter()
-            await ask(line)
-            times_s.append(time.perf_counter() - began)
-            await asyncio.sleep(0.01)
-
-
-async def _measure(address: str, ask: Ask, seconds: float, rng: random.Random) -> list[float]:
-    """Return the times of a well-behaved client while others send valid requests."""
-    times_s: list[float] = []
-    good = _good_frames()
-    asking = asyncio.create_task(_ask_on(address, ask, times_s))
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        await asyncio.gather(*(_send_frames(address, b"".join(rng.choices(good, k=CHUNK))) for _ in range(ATTACKERS)))
-    await _end(asking)
-    return times_s
-
-
-async def _attack(address: str, ask: Ask, rng: random.Random, count: int) -> tuple[int, int, list[float]]:
-    """Send malformed frames; return how many were sent and answered, and the times of a well-behaved client."""
-    times_s: list[float] = []
-    pool = [_bad_frame(rng) for _ in range(POOL)]
-    asking = asyncio.create_task(_ask_on(address, ask, times_s))
-    sent = answered = 0
-    while sent < count:
-        chunks = (_bad_frames(rng, pool) for _ in range(ATTACKERS))
-        answered += sum(await asyncio.gather(*(_send_frames(address, chunk) for chunk in chunks)))
-        sent += ATTACKERS * CHUNK
-    await _end(asking)
-    return sent, answered, times_s
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-
-
-async def _send_frames(address: str, data: bytes) -> int:
-    """Send frames on a new connection, and return how many come back until the server closes it."""
-    host, port = split_address(address)
-    received = bytearray()
-    with suppress(OSError, TimeoutError):
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
-            async with asyncio.timeout(5.0):
-                writer.write(data)
-                writer.write_eof()
-                while piece := await reader.read(1 << 20):
-                    received += piece
-        finally:
-            writer.transport.abort()
-    at = count = 0
-    while at + 4 <= len(received):
-        at += 4 + int.from_bytes(received[at : at + 4], "big")
-        count += 1
-    return count
-
-
-async def _attack_http(address: str, rng: random.Random, count: int, *, at_once: int = 50) -> int:
-    host, port = split_address(address)
-    good = b"GET /metrics?a=b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nCookie: a=b\r\n\r\nabc"
-
-    async def send() -> None:
-        data = bytearray(good)
-        for _ in range(rng.randrange(1, 6)):
-            data[rng.randrange(len(data))] = rng.randrange(256)
-        with suppress(OSError, TimeoutError):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                async with asyncio.timeout(0.1):
-                    writer.write(bytes(data))
-                    await reader.read(65_536)
-            finally:
-                writer.transport.abort()
-
-    for _ in range(count // at_once):
-        await asyncio.gather(*(send() for _ in range(at_once)))
-    return count // at_once * at_once

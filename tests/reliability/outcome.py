@@ -35,7 +35,9 @@ class Outcome:
         target = "" if self.at_most is None else f" (target <= {self.at_most:g})"
         if self.at_least is not None:
             target = f" (target >= {self.at_least:,.0f})"
-        return f"{self.what}: {value} {self.unit}".rstrip() + target + ("" if self.is_met else "  NOT MET")
+        if target:
+            target += "  met" if self.is_met else "  NOT MET"
+        return f"{self.what}: {value} {self.unit}".rstrip() + target
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,16 @@ class Usage:
     rss_mb: float
     files: int
     threads: int
+    own_mb: float = 0.0
+    """Memory without mapped files: a broker maps its log, and the kernel drops those pages at will."""
 
     @classmethod
     def of(cls, pid: int) -> Usage:
         status = Path(f"/proc/{pid}/status").read_text()
-        numbers = {name: int(value) for name, value in re.findall(r"(VmRSS|Threads):\s+(\d+)", status)}
+        numbers = {name: int(value) for name, value in re.findall(r"(VmRSS|RssAnon|Threads):\s+(\d+)", status)}
         files = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - names are all that is wanted
-        return cls(numbers["VmRSS"] * 1024 / 1e6, files, numbers["Threads"])
+        rss_mb, own_mb = (numbers[name] * 1024 / 1e6 for name in ("VmRSS", "RssAnon"))
+        return cls(rss_mb, files, numbers["Threads"], own_mb)
 
 
 def percentile_ms(times_s: Sequence[float], percent: float) -> float:

@@ -19,6 +19,8 @@ from tests.simulation.planted import PLANTED, find_planted
 from tests.simulation.scenario import SETTLE_S, Plan, Report, run
 
 PROGRESS_S: Final = 30.0
+SEEDS_AN_HOUR: Final = 1_000
+"""Target for seeds of one simulated hour on two cores."""
 RUNS_A_PROCESS: Final = 50
 """Runs after which a process is replaced, so that memory does not add up."""
 
@@ -70,6 +72,9 @@ def _run_many(first: int, for_s: float, plan: Plan, processes: int) -> int:
             printed = time.perf_counter()
             _print_rate(reports, printed - began, busy_s, processes)
     _print_rate(reports, time.perf_counter() - began, busy_s, processes)
+    hourly = sum(report.simulated_s for report in reports) / (time.perf_counter() - began)
+    result = "met" if hourly >= SEEDS_AN_HOUR else "NOT MET"
+    print(f"simulated hours per hour: {hourly:,.0f} (target >= {SEEDS_AN_HOUR:,}) {result}")
     failed = [report.seed for report in reports if report.violations]
     if failed:
         print(f"invariants violated by seeds {failed}; replay one with: make simulate SEED={failed[0]}")

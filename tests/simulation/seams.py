@@ -12,8 +12,11 @@ from contextlib import ExitStack, contextmanager
 from itertools import count
 from unittest import mock
 
+from skyroute.broker import stats
 from skyroute.broker.delivery import long_polling
 from skyroute.broker.delivery.long_polling import SuspendedPull
+from skyroute.broker.replication import master
+from skyroute.client.consuming.push import consumer_run
 from skyroute.nameserver import server as name_server
 from skyroute.nameserver import watch as name_server_watch
 from skyroute.nameserver.journal import recorder
@@ -43,7 +46,8 @@ def simulated(loop: SimLoop, threads: SimThreading, seed: int) -> Iterator[None]
     """Bind the seams of the product to one simulation.
 
     `POLLS` only saves the time to wake a processor, of which a simulation has none. Tasks that look for timeouts do so
-    less often: they were a third of all timers.
+    less often: they were a third of all timers. So do those that sample statistics, which no invariant is about, and
+    those that look after slaves, of which there are none.
     """
     rng = random.Random(f"ids {seed}")
     state = random.getstate()
@@ -61,6 +65,9 @@ def simulated(loop: SimLoop, threads: SimThreading, seed: int) -> Iterator[None]
             (name_server_watch, "TICKS_A_SECOND", 1),
             (remoting_server, "SWEEP_S", 5.0),
             (tls, "CHECK_S", 600.0),
+            (stats, "TICK_S", 10.0),
+            (consumer_run, "SAMPLE_S", 60.0),
+            (master, "SCAN_S", 10.0),
             (recorder, "threading", threads),
             (name_server, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))),
             (uuid, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))),

@@ -25,8 +25,10 @@ class SimThread:
         self.host = HOST.get()
         self._simulated = simulated
         self._target = target
-        self._may_run = threading.Semaphore(0)
-        self._has_paused = threading.Semaphore(0)
+        self._may_run = threading.Lock()  # two locks that are never free: cheaper than semaphores
+        self._may_run.acquire()
+        self._has_paused = threading.Lock()
+        self._has_paused.acquire()
         self._wait_number = 0
         """Number of the current wait: an old timer must not end a new wait."""
         self._has_ended = False

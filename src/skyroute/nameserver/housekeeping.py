@@ -67,8 +67,9 @@ class LeaseScan:
     def _close_unused(self, events: Iterable[RouteEvent]) -> None:
         for event in events:
             # The brokers of a container share a connection: evicting one must not disconnect the others.
-            if isinstance(event, BrokerLeft) and event.connection_is_unused:
-                self.close_connection(event.connection)
+            if isinstance(event, BrokerLeft):
+                for connection in event.unused_connections:
+                    self.close_connection(connection)
 
     async def run(self) -> None:
         while True:

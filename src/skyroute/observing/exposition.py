@@ -25,13 +25,11 @@ class Exposition:
             "skyroute_build_info", "Role and versions of this process; always 1", labels=_BUILD_LABELS
         )
         self._build.add_metric((role, version("skyroute"), platform.python_version()), 1)
-        self._lock = asyncio.Lock()
 
     async def render(self) -> bytes:
         """Return the current metrics."""
-        async with self._lock:  # parallel scrapes would multiply the cost
-            families = [family async for family in self._collect()]
-            return await asyncio.to_thread(_render, [*families, self._build])
+        families = [family async for family in self._collect()]
+        return await asyncio.to_thread(_render, [*families, self._build])
 
 
 class _Collected(Collector):

@@ -56,6 +56,8 @@ class Pages:
         self._transports: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         self._idle: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         """Connections without a complete request, oldest first."""
+        self._rendering: asyncio.Future[bytes] | None = None
+        """The metrics page that is being written."""
         self.address = ""
         """`host:port` of the pages, once started."""
 
@@ -83,6 +85,8 @@ class Pages:
             self._listener.close()
         for transport in self._transports.values():
             transport.abort()
+        if self._rendering is not None:
+            self._rendering.cancel()
         await asyncio.gather(*self._transports, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,6 +113,18 @@ class Pages:
             self._idle.pop(task, None)
             del self._transports[task]
 
+    async def _metrics_page(self) -> bytes:
+        """Return the metrics. Clients that ask at the same time share a page: many cost no more than one."""
+        if self._rendering is None:
+            self._rendering = asyncio.ensure_future(self._metrics())
+            self._rendering.add_done_callback(self._end_rendering)
+        return await asyncio.shield(self._rendering)
+
+    def _end_rendering(self, page: asyncio.Future[bytes]) -> None:
+        self._rendering = None
+        if not page.cancelled():
+            page.exception()  # raised by all that wait; there may be none left
+
     async def _respond(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         target, _, protocol = rest.partition(b" ")
@@ -118,7 +134,7 @@ class Pages:
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET", more="Allow: GET\r\n")
         match target.partition(b"?")[0]:
             case b"/metrics":
-                return _response(HTTPStatus.OK, await self._metrics(), METRICS)
+                return _response(HTTPStatus.OK, await self._metrics_page(), METRICS)
             case b"/livez":
                 return _response(HTTPStatus.OK, "alive")
             case b"/readyz":

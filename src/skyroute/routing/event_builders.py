@@ -58,7 +58,7 @@ def lease_held(member: GroupMember) -> LeaseHeld:
     )
 
 
-def broker_left(member: GroupMember, cause: Cause, *, connection_is_unused: bool) -> BrokerLeft:
+def broker_left(member: GroupMember, cause: Cause, *, unused_connections: tuple[int, ...]) -> BrokerLeft:
     """A broker was removed from its group."""
     return BrokerLeft(
         cluster=member.group.cluster,
@@ -67,8 +67,7 @@ def broker_left(member: GroupMember, cause: Cause, *, connection_is_unused: bool
         address=member.address,
         cause=cause,
         version=member.version,
-        connection=member.connection,
-        connection_is_unused=connection_is_unused,
+        unused_connections=unused_connections,
     )
 
 

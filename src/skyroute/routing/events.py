@@ -65,10 +65,8 @@ class BrokerLeft:
     address: str
     cause: Cause
     version: DataVersion
-    connection: int
-    """Number of the connection that it registered on; if the lease expired, the caller may close it."""
-    connection_is_unused: bool
-    """No other broker is registered on this connection."""
+    unused_connections: tuple[int, ...]
+    """Connections that it registered on, and no other broker did; if the lease expired, the caller may close them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,11 @@ class GroupMember:
     """Its lease expired and was extended by the mass expiry guard."""
 
     @property
+    def connections(self) -> tuple[int, ...]:
+        """The connections that keep it registered."""
+        return (self.connection,) if self.older_connection is None else (self.connection, self.older_connection)
+
+    @property
     def key(self) -> BrokerKey:
         return BrokerKey(self.group.cluster, self.address)
 

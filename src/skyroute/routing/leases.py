@@ -61,15 +61,13 @@ class Leases:
 
     def add(self, member: GroupMember) -> None:
         self._by_key[member.key] = member
-        self._link(member, member.connection)
-        if member.older_connection is not None:
-            self._link(member, member.older_connection)
+        for connection in member.connections:
+            self._link(member, connection)
 
     def remove(self, member: GroupMember) -> None:
         del self._by_key[member.key]
-        self._unlink(member, member.connection)
-        if member.older_connection is not None:
-            self._unlink(member, member.older_connection)
+        for connection in member.connections:
+            self._unlink(member, connection)
 
     def change_connection(self, member: GroupMember, connection: int) -> None:
         """Record the connection of a registration.
@@ -78,7 +76,7 @@ class Leases:
         beside the newest, because the order of two registrations on two connections is unknown. Whichever was sent
         first, closing its connection must not remove the broker.
         """
-        if connection in (member.connection, member.older_connection):
+        if connection in member.connections:
             return
         self.remove(member)
         if connection > member.connection:

@@ -228,8 +228,12 @@ class RouteTableWriter(RouteTableView):
         self._registration_bytes -= MEMBER_BYTES + server_bytes(member.filter_servers)
         del group.members[member.broker_id]
         group.forget_fingerprints()
-        is_unused = member.connection != keep_connection and not self._leases.on_connection(member.connection)
-        return event_builders.broker_left(member, cause, connection_is_unused=is_unused)
+        unused = tuple(
+            connection
+            for connection in member.connections
+            if connection not in (keep_connection, NO_CONNECTION) and not self._leases.on_connection(connection)
+        )
+        return event_builders.broker_left(member, cause, unused_connections=unused)
 
     def _dissolve(self, group: GroupState) -> list[RouteEvent]:
         events = self._apply(group, group.compare_empty(), Cause.GROUP_GONE, queues={})

@@ -89,7 +89,7 @@ def story(*names: str) -> list[Change]:
             TopicsChanged("c", name, Cause.REGISTERED, OLD, {f"T-{name}": FOUR}, {}, {}),
         )
     ]
-    go = [BrokerLeft("c", name, 0, f"{name}:1", Cause.LEASE_EXPIRED, OLD, 7, True) for name in names]
+    go = [BrokerLeft("c", name, 0, f"{name}:1", Cause.LEASE_EXPIRED, OLD, (7,)) for name in names]
     return [ServerStarted("", 0, 0), *come, *go]
 
 

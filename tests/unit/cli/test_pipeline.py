@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from skyroute.cli.pipeline.commands import pipeline
 
 JOBS = [
-    *("archive", "audit", "availability", "capacity", "churn", "divergence", "forecast", "lag", "latency", "rejects"),
-    *("report", "retention", "routes", "traffic"),
+    *("archive", "audit", "availability", "capacity", "churn", "divergence", "forecast", "lag", "latency"),
+    *("masters", "rejects", "report", "retention", "routes", "traffic"),
 ]
 
 

@@ -17,7 +17,7 @@ from tests.unit.nameserver.journal.changes import FOUR, OLD, catch_up, joined, o
 
 START = ServerStarted("127.0.0.1:9876", 0, 0)
 TOPIC = TopicsChanged("c", "broker-0", Cause.REGISTERED, OLD, {"T": FOUR}, {}, {})
-LEFT = BrokerLeft("c", "broker-0", 0, "10.0.0.0:10911", Cause.LEASE_EXPIRED, OLD, 7, True)
+LEFT = BrokerLeft("c", "broker-0", 0, "10.0.0.0:10911", Cause.LEASE_EXPIRED, OLD, (7,))
 
 
 async def numbers(journals: Journals, **wanted: object) -> list[int | None]:

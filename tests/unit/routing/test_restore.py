@@ -5,7 +5,6 @@ import pytest
 from skyroute.routing import discovery
 from skyroute.routing.errors import TableFullError
 from skyroute.routing.events import BrokerChanged, BrokerConfirmed, BrokerLeft, Cause, LeaseHeld, TopicsChanged
-from skyroute.routing.leases import NO_CONNECTION
 from skyroute.routing.registration import DataVersion
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey
@@ -40,7 +39,7 @@ def test_a_restored_broker_that_does_not_return_leaves_as_not_confirmed() -> Non
     table = restored(one_broker())
     assert table.evict_expired(LEASE_S) == ()
     left = only(table.evict_expired(LEASE_S + 0.1), BrokerLeft)
-    assert (left.cause, left.connection) == (Cause.NOT_CONFIRMED, NO_CONNECTION)
+    assert (left.cause, left.unused_connections) == (Cause.NOT_CONFIRMED, ())
     assert table.topics == set()
 
 

@@ -215,12 +215,7 @@ def test_another_address_with_the_same_id_replaces_the_broker_and_its_lease() ->
     events = tell(table, registration(0, OTHER), connection=2).events
     assert [type(event) for event in events] == [BrokerLeft, BrokerJoined]
     left = only(events, BrokerLeft)
-    assert (left.address, left.cause, left.connection, left.connection_is_unused) == (
-        MASTER,
-        Cause.ADDRESS_REPLACED,
-        1,
-        True,
-    )
+    assert (left.address, left.cause, left.unused_connections) == (MASTER, Cause.ADDRESS_REPLACED, (1,))
     assert member_addresses(table, "broker-a") == {0: OTHER}
     assert table.renew(BrokerKey("c1", MASTER), connection=1, now=1.0) is None
     assert table.drop_connection(1) == ()
@@ -267,7 +262,7 @@ def test_a_broker_that_changes_its_name_leaves_its_old_group() -> None:
         (BrokerJoined, "broker-b"),
         (TopicsChanged, "broker-b"),
     ]
-    assert not only(events, BrokerLeft).connection_is_unused, "it speaks through the same connection under its new name"
+    assert not only(events, BrokerLeft).unused_connections, "it speaks through the same connection under its new name"
     assert cluster_view(table).clusters == {"c1": ("broker-b",)}
 
 
@@ -339,7 +334,7 @@ def test_a_broker_is_evicted_just_after_its_lease() -> None:
     tell(table, registration(), connection=7, now=0.0)
     assert table.evict_expired(now=120.0) == ()
     left = only(table.evict_expired(now=120.1), BrokerLeft)
-    assert (left.connection, left.connection_is_unused, left.cause) == (7, True, Cause.LEASE_EXPIRED)
+    assert (left.unused_connections, left.cause) == ((7,), Cause.LEASE_EXPIRED)
 
 
 def test_a_broker_may_name_its_own_lease_and_a_renewal_keeps_to_it() -> None:
@@ -386,7 +381,7 @@ def test_every_broker_behind_a_closed_connection_leaves() -> None:
         tell(table, registration(0, address, name=name), connection=1)
     left = [event for event in table.drop_connection(1) if isinstance(event, BrokerLeft)]
     assert [event.broker_name for event in left] == ["broker-a", "broker-b", "broker-c"]
-    assert [event.connection_is_unused for event in left] == [False, False, True]
+    assert [event.unused_connections for event in left] == [(), (), (1,)]
     assert repr(table) == EMPTY
     assert table.drop_connection(1) == ()
 
@@ -437,7 +432,15 @@ def test_a_connection_is_not_unused_while_another_of_its_brokers_is_registered()
     table = RouteTable()
     tell(table, registration(lease_s=1.0), connection=1)
     tell(table, registration(0, OTHER, name="broker-b"), connection=1)
-    assert not only(table.evict_expired(now=2.0), BrokerLeft).connection_is_unused
+    assert not only(table.evict_expired(now=2.0), BrokerLeft).unused_connections
+
+
+def test_an_evicted_broker_reports_its_older_connection_too() -> None:
+    """Both would stay open for ever otherwise: nothing else looks at the connection of a broker that is gone."""
+    table = RouteTable()
+    tell(table, registration(lease_s=1.0), connection=2)
+    tell(table, registration(lease_s=1.0), connection=1)
+    assert only(table.evict_expired(now=2.0), BrokerLeft).unused_connections == (2, 1)
 
 
 def test_closing_an_old_connection_does_not_end_a_broker_that_came_back_over_a_new_one() -> None:

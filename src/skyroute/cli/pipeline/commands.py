@@ -186,6 +186,34 @@ def churn(history: History, window_s: float, *, as_list: bool, **options: Any) -
     run_job(query, "counting changes", history=history, **options)
 
 
+@pipeline.command(
+    epilog=examples(
+        "skyroute pipeline masters --journal /var/lib/skyroute/controller",
+        "skyroute pipeline masters --journal memory-9876 --broker broker-a",
+    )
+)
+@history_options
+@click.option("--broker", metavar="NAME", help="Only this broker group.")
+@spark_options
+def masters(history: History, broker: str | None, **options: Any) -> None:
+    """Show who was master when, and why.
+
+    Reads the journals of controllers. A controller in a name server records in the name server's journal.
+    """
+
+    def query(spark: "SparkSession") -> "DataFrame":
+        from pyspark.sql import functions as fn
+
+        from skyroute.pipeline.jobs import masters as job
+
+        result = job.masters(history.read(spark).events)
+        if broker is not None:
+            result = result.filter(fn.col("broker") == broker)
+        return result.orderBy("cluster", "broker", "epoch")
+
+    run_job(query, "reading masters", history=history, **options)
+
+
 @pipeline.command(epilog=examples("skyroute pipeline capacity --journal memory-9876 --single"))
 @history_options
 @time_option("--at", "Time. Default: now.")

@@ -52,7 +52,7 @@ OF_NAME_SERVER: Final[tuple[Change, ...]] = (
     BrokerConfirmed("c", "b", 0, "a:1", NEW, 7, Cause.HEARTBEAT),
     LeaseHeld("c", "b", 0, "a:1", NEW, 120.0),
     SmallestIdChanged("c", "b", Cause.LEASE_EXPIRED, True, 1, "s:1", ("s:2",), "a:1", None),
-    BrokerLeft("c", "b", 0, "a:1", Cause.LEASE_EXPIRED, NEW, 7, True),
+    BrokerLeft("c", "b", 0, "a:1", Cause.LEASE_EXPIRED, NEW, (7,)),
     KvChanged("n", "k", "old", None, "1.2.3.4:5"),
     SettingsChanged({"enableTopicList": ("true", "false")}, "1.2.3.4:5"),
     ServerStopped(),
