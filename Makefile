@@ -37,7 +37,7 @@ FIRST ?= b1dfccc
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/reliability tests/packaging tests/fuzz tests/upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: test-access test-replication help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller bench-replication
+.PHONY: test-access test-pop test-replication help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller bench-replication
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +96,9 @@ test-replication: $(READY) ## copy logs between our brokers and Apache's 5.5.0 a
 test-controllers: $(READY) ## kill masters 10 times on every controller, controllers and etcd members, all for a minute; cut a master off; needs Java, Maven, and etcd or apt
 	SKYROUTE_LONG=1 SKYROUTE_ALL_DOWN_S=60 AUTO_SWITCH_KILLS=10 $(BIN)/python -m pytest --quiet tests/peers/test_controller.py \
 		tests/peers/test_etcd_store.py tests/peers/test_controllers_on_etcd.py tests/peers/test_cut_master.py tests/peers/test_auto_switch.py
+
+test-pop: $(READY) ## kill a broker ten times with 10,000 popped messages in flight, then open its store with Apache's; needs Java and Maven
+	SKYROUTE_LONG=1 $(BIN)/python -m pytest --quiet tests/peers/broker/test_pop_store.py
 
 test-access: $(READY) ## let clients of four languages and mqadmin in, signed, unsigned, with wrong keys and without rights; needs java, mvn, go, node and npm
 	SKYROUTE_LONG=1 $(BIN)/python -m pytest --quiet tests/peers/access

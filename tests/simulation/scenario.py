@@ -664,6 +664,10 @@ class Scenario:
 
     # The end
 
+    def violations(self) -> dict[str, list[str]]:
+        """Judge the history."""
+        return check(self.history)
+
     async def _record_end(self) -> None:
         history = self.history
         for group, topic in history.topics.items():
@@ -768,13 +772,15 @@ def _scratch() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(seed: int, plan: Plan | None = None, trace: Path | None = None) -> Report:
+def run(
+    seed: int, plan: Plan | None = None, trace: Path | None = None, scenario_of: type[Scenario] = Scenario
+) -> Report:
     """Run one seed, and judge its history. Write the trace to a file, if one is given."""
     with _scratch() as folder:
         world = World(seed, folder)
         world.trace_lines = None if trace is None else []
         with simulated(world.loop, world.threads, seed), _tracebacks_of(world):
-            scenario = Scenario(world, plan or Plan())
+            scenario = scenario_of(world, plan or Plan())
             asyncio.set_event_loop(world.loop)
             try:
                 world.loop.run_until_complete(scenario.run())
@@ -796,5 +802,5 @@ def run(seed: int, plan: Plan | None = None, trace: Path | None = None) -> Repor
             sum(send.outcome is Outcome.ACKNOWLEDGED for send in history.sends.values()),
             len(history.deliveries),
             world.log,
-            check(history),
+            scenario.violations(),
         )

@@ -1,5 +1,6 @@
 """The components of a broker, and the handler of each request code."""
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Coroutine, Iterator
@@ -50,6 +51,7 @@ from skyroute.broker.pop.ordered_queues import OrderedQueues
 from skyroute.broker.pop.popping import Popping
 from skyroute.broker.pop.revival import Revival
 from skyroute.broker.pop.revive_log import ReviveLog
+from skyroute.broker.pop.taken_log import TakenLog
 from skyroute.broker.replication.acknowledgement import Acknowledgement
 from skyroute.broker.replication.master import HaMaster
 from skyroute.broker.replication.metadata_sync import MetadataSync
@@ -208,6 +210,8 @@ class Components:
             may_send=self._may_send if self._require is not None else None,
         )
         self.retention = Retention(self.store, config, clock)
+        self._offsets_file = folder / "consumerOffset.json"
+        self.taken_log = TakenLog(folder, disk or Disk())
         self._use_pop(JsonFile(folder / "consumerOrderInfo.json", disk))
         self._use_replicas(tls, signer, disk)
 
@@ -259,7 +263,7 @@ class Components:
         self.pop_polling = PopLongPolling(self.clock.monotonic, self.long_polling)
         self.ordered_queues = OrderedQueues(order_file, self.pop_polling.wake_topic)
         self.revive_log = ReviveLog(
-            *(self.store, self.appender, self.timers, self.offsets, self.in_flight, self.identity)
+            *(self.store, self.appender, self.timers, self.offsets, self.in_flight, self.taken_log, self.identity)
         )
         self.popping = Popping(
             self.store,
@@ -267,6 +271,7 @@ class Components:
             offsets=self.offsets,
             in_flight=self.in_flight,
             revive_log=self.revive_log,
+            taken_log=self.taken_log,
             ordered=self.ordered_queues,
             stats=self.stats,
             config=self.config,
@@ -275,6 +280,7 @@ class Components:
             young_bytes=bytes_in_memory(),
             wake_revival=alarm.set,
         )
+        self.offsets.on_reset = self.popping.forget_taken
         self.revival = Revival(
             self.store,
             self.appender,
@@ -373,6 +379,10 @@ class Components:
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
             log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
+        if self._writes and self.roles is None:
+            self.popping.load_taken(self._offsets_file)
+        else:  # another broker of the group may have been master since
+            self.taken_log.close(remove=True)
         if self._writes:
             reconcile_topics(self.topics, self.store, self._had_queues)
             self._load_progress()
@@ -381,6 +391,8 @@ class Components:
         """Read the progress of what only masters do."""
         for work in (self.delays, self.timers, self.transactions):
             work.load()
+        for _ in self.popping.log_taken():
+            pass
 
     def _master_tasks(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Give the background tasks of a master, which append messages."""
@@ -409,8 +421,18 @@ class Components:
         yield self.stats.run()
         yield every(SCAN_S, self.client_expiry.scan)
         yield every(config.retention_interval_s, self.retention.clean)
-        yield every(config.offset_save_interval_s, self.offsets.table_file.save)
+        yield every(config.offset_save_interval_s, self.save_offsets)
         yield every(TABLES_S, self._save_tables)
+
+    async def save_offsets(self) -> None:
+        """Write the consumer offsets to the disk, and start the log of what is taken after that."""
+        is_logged = self._writes and self.taken_log.has_entries
+        if is_logged:
+            for _ in self.popping.log_taken():
+                await asyncio.sleep(0)
+        await self.offsets.table_file.save()
+        if is_logged:
+            self.taken_log.drop_previous()
 
     async def _save_tables(self) -> None:
         self.ordered_queues.clean(self._exist, self._now_ms())
@@ -445,6 +467,7 @@ class Components:
         await self._finish_writes()
         with ExitStack() as closing:  # last to first; a failure does not stop the others
             closing.callback(self.store.close)
+            closing.callback(self.taken_log.close, remove=writes)
             if writes:
                 closing.callback(self.timers.close)
                 closing.callback(self.delays.close)
@@ -464,6 +487,7 @@ class Components:
         await self.peers.stop()
         await self.flushing.stop()
         await self._finish_writes()
+        self.taken_log.close(remove=False)
         self.store.kill()
 
     @property

@@ -119,6 +119,66 @@ async def test_messages_in_flight_survive_a_kill(cluster: Cluster, line: AsyncCo
     assert {message.message.reconsume_times for message in again} == {1}
 
 
+async def killed(cluster: Cluster) -> AsyncConnection:
+    """Kill the broker, start it again, and return a connection to it."""
+    await cluster.kill()
+    await cluster.start()
+    await eventually(lambda: not cluster.broker.components.revive_log.is_loading)
+    return await cluster.line()
+
+
+async def all_popped(line: AsyncConnection, expression: str = "*") -> list[bytes]:
+    """The bodies of all messages that can be popped now."""
+    bodies: list[bytes] = []
+    while messages := await popped(line, exp=expression):
+        bodies += [message.body for message in messages]
+    return sorted(bodies)
+
+
+@pytest.mark.parametrize("expression", ["*", "a"])
+@pytest.mark.parametrize("is_saved", [False, True])
+async def test_acknowledged_messages_do_not_come_again_after_a_kill(
+    cluster: Cluster, line: AsyncConnection, expression: str, is_saved: bool
+) -> None:
+    for at in range(40):
+        tag = "b" if expression == "a" and at % 3 == 0 else "a"
+        assert (await line.call(send("T", f"{at:02}".encode(), queue_id=0, properties={"TAGS": tag}))).code == 0
+    first = await popped(line, exp=expression, maxMsgNums=16)
+    second = await popped(line, exp=expression)
+    changed = await line.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, first[5].fields(invisibleTime=90_000))
+    assert changed.code == 0
+    await ack(line, *first[6:9], *second[:3])
+    if is_saved:
+        await cluster.broker.components.save_offsets()
+    await ack(line, *first[11:], *second[5:])
+    left = sorted(message.body for message in (*first[:6], *first[9:11], *second[3:5]))
+    for _ in range(2):  # the second start reads what the first one kept
+        line = await killed(cluster)
+        assert await all_popped(line, expression) == left
+    await cluster.stop()
+    assert not list(cluster.folder.rglob("popTaken*"))
+
+
+async def test_messages_with_a_check_point_come_once_after_a_kill(cluster: Cluster, line: AsyncConnection) -> None:
+    await fill(line, 4)
+    await popped(line)
+    later(cluster, 4)
+    line = await killed(cluster)
+    assert await all_popped(line) == []
+    later(cluster, 70)
+    assert await all_popped(line) == [b"0:0", b"0:1", b"0:2", b"0:3"]
+
+
+async def test_messages_can_be_popped_after_a_reset_and_a_kill(cluster: Cluster, line: AsyncConnection) -> None:
+    await fill(line, 4)
+    messages = await popped(line)
+    await ack(line, *messages[1:])
+    cluster.broker.components.offsets.reset("g", "T", 0, 1)
+    await cluster.broker.components.offsets.table_file.save()
+    line = await killed(cluster)
+    assert await all_popped(line) == [b"0:1", b"0:2", b"0:3"]
+
+
 async def test_messages_in_flight_survive_a_clean_restart(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, 4)
     messages = await popped(line)

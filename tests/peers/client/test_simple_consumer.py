@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
 import pytest
 
 from skyroute import Message, Producer, SimpleConsumer, StoredMessage, blocking
+from skyroute.client.admin import Admin
 from skyroute.client.errors import ArgumentError
+from skyroute.errors import SkyrouteError
+from skyroute.wire.codes import RequestCode
 from tests.peers.client.java_client import JavaClients, Place
+from tests.support.raw import RawConnection
 from tests.support.waiting import eventually
 
 SHORT_S = 3.0
@@ -118,6 +123,40 @@ async def test_handlers_acknowledge_delay_and_keep_messages(java: JavaClients, p
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert sorted(calls) == [(b"fails", 0), (b"fails", 1), (b"plain", 0), (b"slow", 0)]
+
+
+async def test_assigned_queues_are_received_and_failures_become_dead_letters(java: JavaClients, place: Place) -> None:
+    topic, group = await java.create_topic(place, "SimpleAssigned"), "simple-assigned"
+    mode = {"topic": topic, "consumerGroup": group, "mode": "POP", "popShareQueueNum": 0}
+    for address in place.brokers:
+        with RawConnection(address) as line:
+            assert line.call(RequestCode.SET_MESSAGE_REQUEST_MODE, body=json.dumps(mode).encode()).code == 0
+    calls: list[bytes] = []
+
+    def handle(message: StoredMessage) -> None:
+        calls.append(message.body)
+        if message.body == b"3":
+            raise ValueError("on purpose")
+
+    async with SimpleConsumer(group, **place.python, assigned=True) as consumer, Admin(**place.python) as admin:
+        consumer.subscribe(topic)
+        running = asyncio.create_task(consumer.run(handle, retries_max=0))
+        bodies = await send(place, topic, 6)
+        await eventually(lambda: set(calls) == bodies, timeout_s=AGAIN_S)
+        async with asyncio.timeout(AGAIN_S):
+            while await _dead_letters(admin, group) != 1:  # noqa: ASYNC110 - a broker makes it
+                await asyncio.sleep(0.2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert sorted(calls) == sorted(bodies)
+
+
+async def _dead_letters(admin: Admin, group: str) -> int:
+    try:
+        status = await admin.topic_status(f"%DLQ%{group}")
+    except SkyrouteError:  # there is no such topic yet
+        return 0
+    return sum(span.max_offset for span in status.queues.values())
 
 
 async def test_the_blocking_consumer_receives_and_acknowledges(java: JavaClients, place: Place) -> None:

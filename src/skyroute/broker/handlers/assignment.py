@@ -13,7 +13,7 @@ from skyroute.remoting.dispatch import Peer
 from skyroute.routing.topology import Permission, TopicRoute
 from skyroute.wire.calls.clients import MessageModel
 from skyroute.wire.calls.groups import RequestMode
-from skyroute.wire.calls.pop import QueueAssignment, decode_assignment_query, encode_assignments
+from skyroute.wire.calls.pop import POP_MODE, QueueAssignment, decode_assignment_query, encode_assignments
 from skyroute.wire.command import Request, Response
 
 Share = Callable[[str, Sequence[QueueRef], Sequence[str]], list[QueueRef]]
@@ -45,7 +45,7 @@ class AssignmentHandlers:
             if consumers is None or share is None:
                 return encode_assignments(None)
             members = [member.client_id for member in consumers.members]
-            if mode.mode == "POP":
+            if mode.mode == POP_MODE:
                 queues = pop_share(share, question.client_id, queues, members, mode.shared_queues)
             else:
                 queues = share(question.client_id, queues, members)

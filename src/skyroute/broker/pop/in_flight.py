@@ -204,11 +204,11 @@ class InFlight:
             self._finish(batch)
         return True
 
-    def take_many(self, batch: Batch, offsets: tuple[int, ...]) -> int:
-        """Take messages out of a batch; return how many were in it and not taken before."""
+    def take_many(self, batch: Batch, offsets: tuple[int, ...]) -> tuple[int, ...]:
+        """Take messages out of a batch; return those that were in it and not taken before."""
         if offsets != batch.offsets:
-            return sum(self.take(batch, offset) for offset in offsets)
-        taken = batch.left.bit_count()
+            return tuple(offset for offset in offsets if self.take(batch, offset))
+        taken = offsets if batch.left.bit_count() == len(offsets) else batch.offsets_left()
         self.drop(batch)
         return taken
 
@@ -259,6 +259,24 @@ class InFlight:
         if queue is None:
             return []
         return [batch for _, _, batch in queue.held if not batch.is_done and not batch.is_written]
+
+    def held_keys(self) -> list[tuple[str, str, int]]:
+        """Return the queues with batches that are only in memory."""
+        return list(self._queues)
+
+    def taken(self, group: str, topic: str, queue_id: int) -> list[int]:
+        """Return the messages of a held queue, from its committed offset on, that a crash must not deliver again.
+
+        They are acknowledged, redelivered, or have a check point; the offsets are ascending.
+        """
+        queue = self._queues.get((group, topic, queue_id))
+        taken: set[int] = set()
+        lost: set[int] = set()
+        for _, _, batch in queue.held if queue is not None else ():
+            taken.update(batch.offsets)
+            if not batch.is_written:
+                lost.update(batch.offsets_left())
+        return sorted(taken - lost)
 
     # ------------------------------------------------------------------------------------------------------------ time
 

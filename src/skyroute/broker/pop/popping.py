@@ -2,7 +2,8 @@
 
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -13,11 +14,13 @@ from skyroute.broker.identity import Identity
 from skyroute.broker.pop.in_flight import BUFFER_MS, Batch, BatchKey, InFlight
 from skyroute.broker.pop.ordered_queues import OrderedQueues
 from skyroute.broker.pop.revive_log import REVIVE_QUEUES, ReviveLog
+from skyroute.broker.pop.taken_log import OffsetRanges, QueueKey, TakenLog
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.queue_read import QueueRead, ReadStatus
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.topics import Topics
+from skyroute.files.errors import FileWriteError
 from skyroute.message.errors import PropertyError, RecordError
 from skyroute.message.layout import HEAD_BYTES
 from skyroute.message.message import StoredMessage
@@ -28,6 +31,7 @@ from skyroute.message.reserved_topics import pop_retry_topic
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.pop import (
     ORDERED_REVIVE_QUEUE,
+    POP_COUNT_MAX,
     Ack,
     InitMode,
     InvisibleTimeChange,
@@ -105,6 +109,7 @@ class Popping:
         offsets: ConsumerOffsets,
         in_flight: InFlight,
         revive_log: ReviveLog,
+        taken_log: TakenLog,
         ordered: OrderedQueues,
         stats: Stats,
         config: BrokerConfig,
@@ -118,6 +123,9 @@ class Popping:
         self._offsets = offsets
         self._in_flight = in_flight
         self._revive_log = revive_log
+        self._taken_log = taken_log
+        self._taken: dict[QueueKey, OffsetRanges] = {}
+        """Messages that were taken before the last crash, at or above the committed offset."""
         self._ordered = ordered
         self._stats = stats
         self._config = config
@@ -210,6 +218,7 @@ class Popping:
             for batch in self._in_flight.held_batches(group, topic, queue_id):
                 self._revive_log.write_check_point(batch)
             self._in_flight.forget_queue(group, topic, queue_id)
+            self.forget_taken(group, topic, queue_id)
             self._ordered.clear(topic, group, queue_id)
             held = None
         if held is not None:
@@ -228,8 +237,39 @@ class Popping:
             return 0
         return max(0, self._store.max_offset(topic, queue_id) - 1)
 
+    def _read_around(
+        self,
+        taken: OffsetRanges,
+        popped: Popped,
+        topic: str,
+        queue_id: int,
+        start: int,
+        accepted: Filter,
+        may_go_on: Callable[[], bool],
+    ) -> tuple[int, QueueRead]:
+        """As `_read`, up to the next message that was taken before a crash."""
+        while True:
+            start, end = taken.gap(start)
+            start, read = self._read(popped, topic, queue_id, start, accepted, may_go_on, _count_to(end, start))
+            if end is None or read.next_offset <= end:
+                return start, read
+            if start >= end:  # corrected: the queue starts behind the gap
+                continue
+            found = _offsets_in(read, start) if read.status is ReadStatus.FOUND else ()
+            count = sum(offset < end for offset in found)
+            if count:
+                return self._read(popped, topic, queue_id, start, accepted, may_go_on, count)
+            start = end
+
     def _read(
-        self, popped: Popped, topic: str, queue_id: int, start: int, accepted: Filter, may_go_on: Callable[[], bool]
+        self,
+        popped: Popped,
+        topic: str,
+        queue_id: int,
+        start: int,
+        accepted: Filter,
+        may_go_on: Callable[[], bool],
+        count_max: int = POP_COUNT_MAX,
     ) -> tuple[int, QueueRead]:
         """Return where the read started, and its result; a wrong offset is corrected."""
         has_filter = accepted.accept_code is not None or accepted.accept_record is not None
@@ -238,7 +278,7 @@ class Popping:
                 topic,
                 queue_id,
                 start,
-                popped.room,
+                min(popped.room, count_max),
                 max(1, BODY_BYTES_MAX - popped.record_bytes),
                 accepted.accept_code,
                 accepted.accept_record,
@@ -257,7 +297,12 @@ class Popping:
     ) -> None:
         question = popped.question
         group = question.group
-        start, read = self._read(popped, topic, queue_id, self._start(question, topic, queue_id), accepted, may_go_on)
+        start = self._start(question, topic, queue_id)
+        taken = self._taken.get((group, topic, queue_id)) if self._taken else None
+        if taken is None:
+            start, read = self._read(popped, topic, queue_id, start, accepted, may_go_on)
+        else:
+            start, read = self._read_around(taken, popped, topic, queue_id, start, accepted, may_go_on)
         next_offset = read.next_offset if read.max_offset else 0
         if read.status is ReadStatus.FOUND:
             offsets = _offsets_in(read, start)
@@ -374,8 +419,10 @@ class Popping:
         if batch.is_written:  # first: a failed write leaves the messages in flight
             self._revive_log.write_ack(key, offsets, batch.revive_queue_id, batch.visible_at_ms)
         taken = self._in_flight.take_many(batch, offsets)
-        self.late_acks += len(offsets) - taken
-        self._note_acks(taken, now_ms - popped_at_ms)
+        if taken:
+            self._taken_log.note_taken(key[:3], taken)
+        self.late_acks += len(offsets) - len(taken)
+        self._note_acks(len(taken), now_ms - popped_at_ms)
         if batch.is_done and not batch.is_written:
             self.commit(group, topic, queue_id)
 
@@ -393,6 +440,42 @@ class Popping:
         offset = self._in_flight.committable(group, topic, queue_id)
         if offset != held.committed and self._offsets.commit(group, topic, queue_id, offset):
             held.committed = offset
+
+    # ----------------------------------------------------------------------------------------------------------- crash
+
+    def load_taken(self, offsets_file: Path) -> None:
+        """Read what was taken before a crash."""
+        for key, ranges in self._taken_log.load(offsets_file).items():
+            if max(last for _, last in ranges) < self._store.max_offset(*key[1:]):
+                self._taken[key] = ranges
+        if self._taken:
+            log.info("messages taken before a crash are not popped again queues=%d", len(self._taken))
+
+    def log_taken(self) -> Iterator[None]:
+        """Start another file of the log of taken messages, in steps, before offsets are saved."""
+        try:
+            self._taken_log.begin()
+        except FileWriteError as error:
+            log.warning("taken messages not logged, they may come again after a crash reason=%s", error)
+            return
+        for key, ranges in list(self._taken.items()):
+            committed = self._offsets.get(*key)
+            left = [pair for pair in ranges if committed is None or pair[1] >= committed]
+            if left:
+                self._taken_log.note_ranges(key, left)
+            else:
+                del self._taken[key]
+            yield
+        for key in self._in_flight.held_keys():
+            taken = self._in_flight.taken(*key)
+            if taken:
+                self._taken_log.note_taken(key, tuple(taken))
+            yield
+
+    def forget_taken(self, group: str, topic: str, queue_id: int) -> None:
+        """Let messages of a queue be popped again: its offset was reset."""
+        self._taken.pop((group, topic, queue_id), None)
+        self._taken_log.note_reset(group, topic, queue_id)
 
     # --------------------------------------------------------------------------------------------------------- changes
 
@@ -490,6 +573,11 @@ def _expired(ack: Ack) -> RefusedError:
         f"the receipt is no longer valid: topic={ack.topic} queue={ack.queue_id} offset={ack.offset} was acknowledged, "
         "or is visible again",
     )
+
+
+def _count_to(end: int | None, start: int) -> int:
+    """Return the number of messages before `end` that a pop may take."""
+    return POP_COUNT_MAX if end is None else max(1, min(POP_COUNT_MAX, end - start))
 
 
 def _offsets_in(read: QueueRead, start: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Final
 from skyroute.broker.appender import Appender
 from skyroute.broker.identity import Identity
 from skyroute.broker.pop.in_flight import Batch, BatchKey, InFlight
+from skyroute.broker.pop.taken_log import TakenLog
 from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.message_store import MessageStore
@@ -58,6 +59,7 @@ class ReviveLog:
         timers: Timers,
         offsets: ConsumerOffsets,
         in_flight: InFlight,
+        taken_log: TakenLog,
         identity: Identity,
     ) -> None:
         self._store = store
@@ -65,6 +67,7 @@ class ReviveLog:
         self._timers = timers
         self._offsets = offsets
         self._in_flight = in_flight
+        self._taken_log = taken_log
         self._identity = identity
         self.topic = f"rmq_sys_REVIVE_LOG_{identity.cluster}"
         self._read_to = [0] * REVIVE_QUEUES
@@ -87,6 +90,7 @@ class ReviveLog:
         body = encode_check_point(batch.check_point(broker))
         self._write(body, CHECK_POINT_TAG, unique_id, batch.revive_queue_id, batch.visible_at_ms - EARLY_MS)
         self.check_points_written += 1
+        self._taken_log.note_taken(key[:3], batch.offsets_left())
         if not batch.is_written:
             self._in_flight.note_written(batch)
 

@@ -79,6 +79,8 @@ class ConsumerOffsets:
         self._claims = False
         self._unknown: dict[str, Any] = {}
         self.version = DataVersion(timestamp_ms=now_ms())
+        self.on_reset: Callable[[str, str, int], None] = lambda _group, _topic, _queue_id: None
+        """Called with group, topic and queue of each reset offset."""
         self.table_file = TableFile(file, self.pieces)
 
     def __repr__(self) -> str:
@@ -186,6 +188,7 @@ class ConsumerOffsets:
         """
         self._set(group, topic, queue_id, offset)
         self._resets.setdefault((group, topic), {})[queue_id] = offset
+        self.on_reset(group, topic, queue_id)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return the reset offset of a queue, once; None if it was not reset."""

@@ -14,16 +14,20 @@ from skyroute.message.record import decode_records
 from skyroute.wire.calls.pop import (
     POP_CODES,
     Ack,
+    AssignmentQuestion,
     InvisibleTimeChange,
     Notification,
     PopAnswer,
     PopQuestion,
+    QueueAssignment,
     Receipt,
+    decode_assignments,
     decode_changed,
     decode_notified,
     decode_pop_answer,
     decode_receipt,
     encode_ack,
+    encode_assignment_query,
     encode_change,
     encode_notification,
     encode_pop,
@@ -31,6 +35,7 @@ from skyroute.wire.calls.pop import (
     retry_flag,
     stored_topic,
 )
+from skyroute.wire.calls.send_back import encode_send_back
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.errors import FieldError
 
@@ -139,6 +144,36 @@ async def change_invisible_time(
     address = _master(session, change.ack.receipt.broker_name)
     response = await session.ask(address, encode_change(change), CALL_S)
     return with_receipt(message, decode_changed(response, change))
+
+
+async def query_assignment(session: Session, broker_name: str, group: str, topic: str) -> list[QueueAssignment] | None:
+    """Ask a broker for this member's queues of a topic; None if it shall keep those it has.
+
+    Raises:
+        As `pop`.
+    """
+    question = AssignmentQuestion(group, topic, session.client_id)
+    response = await session.ask(_address(session, broker_name), encode_assignment_query(question), CALL_S)
+    return decode_assignments(response)
+
+
+async def make_dead_letter(session: Session, group: str, topic: str, message: StoredMessage) -> None:
+    """Store a copy of a received message in the dead-letter queue of the group.
+
+    Raises:
+        As `ack`.
+    """
+    broker_name = receipt_of(message).broker_name
+    request = encode_send_back(
+        group,
+        log_position=message.log_position,
+        delay_level=-1,
+        origin_message_id=message.message_id,
+        origin_topic=topic,
+        max_reconsume_times=0,
+        broker_name=broker_name,
+    )
+    await session.ask(_master(session, broker_name), request, CALL_S)
 
 
 def _address(session: Session, broker_name: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Self, Unpack
 
@@ -22,20 +23,30 @@ from skyroute.client.session.session import ClientArguments, Session
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import StoredMessage
 from skyroute.message.names import check_consumer_group, check_topic
+from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import with_namespace, without_namespace
 from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.wire.calls.clients import ConsumerData, ConsumeType, MessageModel, Subscription
-from skyroute.wire.calls.pop import POP_COUNT_MAX, InitMode, Notification, PopQuestion
+from skyroute.wire.calls.pop import POP_COUNT_MAX, POP_MODE, InitMode, Notification, PopQuestion
 
 log = logging.getLogger(__name__)
 
 RETRY_DELAYS_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """How long a message whose handler failed stays invisible, by the number of its retries; as in Java's client."""
 
+RETRIES_MAX: Final = 16
+"""Retries after which `run` makes a message a dead letter, by default; as in Java's client."""
+
+ASSIGNMENT_S: Final = 20.0
+"""How often brokers are asked for the assigned queues, as in Java's client; without any, every second."""
+
 FAILED_RECEIVE_S: Final = 1.0
 """Pause of `run` after a failed request."""
 
 Handler = Callable[[StoredMessage], Awaitable[object] | object]
+
+_ALL_QUEUES: Final = -1
+"""As a queue id: all queues of a topic on a broker."""
 
 
 class SimpleConsumer:
@@ -59,6 +70,7 @@ class SimpleConsumer:
         name_servers: str | Sequence[str] | None = None,
         *,
         ordered: bool = False,
+        assigned: bool = False,
         start: StartPosition = StartPosition.FIRST,
         session: Session | None = None,
         **client: Unpack[ClientArguments],
@@ -69,6 +81,8 @@ class SimpleConsumer:
             group: the consumer group.
             name_servers: `host:port;host:port`; None uses the environment variable NAMESRV_ADDR.
             ordered: receive each queue in order: none of its messages is visible while one is not acknowledged.
+            assigned: receive from the queues that a broker assigns to this member: after `mqadmin setConsumeMode -m POP
+                -q N` those of N + 1 members. Without, or if none are assigned for POP, from all queues.
             start: where the group starts in a queue without an offset: `StartPosition.FIRST` or `LAST`.
             session: connections to share with other clients; its creator starts and stops it.
             client: see `ClientArguments`.
@@ -79,7 +93,7 @@ class SimpleConsumer:
             ClientError: no usable name server address is given.
         """
         check_consumer_group(group)
-        check_flags(ordered=ordered)
+        check_flags(ordered=ordered, assigned=assigned)
         check_kind("start", start, StartPosition)
         if start.when_ms is not None:
             raise ArgumentError(f"start is {start!r}: expected StartPosition.FIRST or StartPosition.LAST")
@@ -89,6 +103,13 @@ class SimpleConsumer:
         self.session = session if session is not None else Session(name_servers, **client)
         self.group = with_namespace(self.session.namespace, group)
         self._ordered = ordered
+        self._assigned = assigned
+        self._is_announced = False
+        """Brokers know this member and its subscriptions."""
+        self._assignments: dict[str, tuple[float, list[QueueRef]]] = {}
+        """Assigned queues by topic, and until when they are valid."""
+        self._attempts: dict[QueueRef, str] = {}
+        """Ids of ordered requests without a response: repeated, they get the same messages."""
         self._start = start
         self._init_mode = InitMode.MIN if start is StartPosition.FIRST else InitMode.MAX
         self._subscriptions: dict[str, Subscription] = {}
@@ -159,6 +180,7 @@ class SimpleConsumer:
         check_topic(topic)
         name = with_namespace(self.session.namespace, topic)
         self._subscriptions[name] = make_subscription(name, expression, round(self.session.clock.wall() * 1000))
+        self._is_announced = False
 
     def unsubscribe(self, topic: str) -> None:
         """Receive no more messages of a topic.
@@ -167,7 +189,9 @@ class SimpleConsumer:
             InvalidNameError: the topic name is invalid.
         """
         check_topic(topic)
-        self._subscriptions.pop(with_namespace(self.session.namespace, topic), None)
+        name = with_namespace(self.session.namespace, topic)
+        self._subscriptions.pop(name, None)
+        self._assignments.pop(name, None)
 
     async def receive(
         self, count_max: int = 16, *, wait_s: float = 20.0, invisible_s: float = 60.0
@@ -188,65 +212,109 @@ class SimpleConsumer:
         now = self.session.clock.monotonic
         deadline = now() + wait_s
         while True:
-            for topic, broker_name in targets:
+            for target in targets:
                 # With one broker the long poll is part of the request.
-                poll_s = deadline - now() if len(targets) == 1 else 0.0
-                question = self._question(topic, count_max, invisible_s, max(poll_s, 0.0))
-                messages = await self._accepted(topic, await calls.pop(self.session, broker_name, question))
+                poll_s = min(deadline - now(), ASSIGNMENT_S) if len(targets) == 1 else 0.0
+                messages = await self._pop(target, count_max, invisible_s, max(poll_s, 0.0))
                 if messages:
                     return messages
             if now() >= deadline or not self._running:
                 return []
             if len(targets) > 1:
-                targets = await self._targets_with_messages(targets, deadline - now()) or await self._targets()
+                wait = min(deadline - now(), ASSIGNMENT_S)
+                targets = await self._targets_with_messages(targets, wait) or await self._targets()
+            else:
+                if not targets:
+                    await asyncio.sleep(min(deadline - now(), FAILED_RECEIVE_S))
+                targets = await self._targets()
 
     def _check_running(self) -> None:
         if not self._running:
             raise NotRunningError(f"the consumer of {self.group} is not running: use `async with`, or call `start`")
 
-    async def _targets(self) -> list[tuple[str, str]]:
-        """Return all topics with their brokers, in another order each time."""
+    async def _pop(self, target: QueueRef, count_max: int, invisible_s: float, poll_s: float) -> list[StoredMessage]:
+        if self._ordered:
+            self._attempts.setdefault(target, uuid.uuid4().hex)
+        question = self._question(target, count_max, invisible_s, poll_s)
+        messages = await calls.pop(self.session, target.broker_name, question)
+        self._attempts.pop(target, None)
+        return await self._accepted(target.topic, messages)
+
+    async def _targets(self) -> list[QueueRef]:
+        """Return where to receive from, in another order each time; [] if a broker assigned nothing yet."""
         if not self._subscriptions:
             raise ArgumentError("nothing is subscribed: call `subscribe` before `receive`")
-        targets: list[tuple[str, str]] = []
-        for topic in self._subscriptions:
+        targets: list[QueueRef] = []
+        has_broker = False
+        topics = tuple(self._subscriptions)
+        for topic in topics:
             await self.session.routes.find(topic)
-            targets += [(topic, name) for name in calls.broker_names(self.session, topic)]
-        if not targets:
+        if not self._is_announced:
+            self._is_announced = True
+            await self.session.heartbeats.send()
+        for topic in topics:
+            names = calls.broker_names(self.session, topic)
+            has_broker = has_broker or bool(names)
+            all_queues = [QueueRef(topic, name, _ALL_QUEUES) for name in names]
+            targets += await self._assigned_to(topic, all_queues) if self._assigned and names else all_queues
+        if not has_broker:
             raise NoRouteError(f"no broker of {', '.join(self._subscriptions)} has an address: is one running?")
+        if not targets:
+            return []
         self._turn += 1
         at = self._turn % len(targets)
         return targets[at:] + targets[:at]
 
-    def _question(self, topic: str, count_max: int, invisible_s: float, poll_s: float) -> PopQuestion:
-        subscription = self._subscriptions[topic]
+    async def _assigned_to(self, topic: str, all_queues: list[QueueRef]) -> list[QueueRef]:
+        """Return the queues that a broker assigns to this member; all if none assigns queues for POP."""
+        now = self.session.clock.monotonic()
+        until, known = self._assignments.get(topic, (0.0, all_queues))
+        if now < until:
+            return known
+        broker_name = all_queues[self._turn % len(all_queues)].broker_name
+        try:
+            found = await calls.query_assignment(self.session, broker_name, self.group, topic)
+        except SkyrouteError as error:
+            log.warning("no queues assigned group=%s topic=%s cause=%s", self.group, topic, error)
+        else:
+            if found is not None:  # else the member keeps its queues
+                is_pop = all(assignment.mode == POP_MODE for assignment in found)
+                known = [assignment.queue for assignment in found] if is_pop else all_queues
+        self._assignments[topic] = (now + (ASSIGNMENT_S if known else FAILED_RECEIVE_S), known)
+        return known
+
+    def _question(self, target: QueueRef, count_max: int, invisible_s: float, poll_s: float) -> PopQuestion:
+        subscription = self._subscriptions[target.topic]
         return PopQuestion(
             self.group,
-            topic,
+            target.topic,
             round(invisible_s * 1000),
             count_max,
+            target.queue_id,
             poll_ms=round(poll_s * 1000),
             born_at_ms=round(self.session.clock.wall() * 1000),
             init_mode=self._init_mode,
             expression=subscription.expression,
             expression_type=subscription.expression_type,
             ordered=self._ordered,
+            attempt_id=self._attempts.get(target),
         )
 
-    async def _targets_with_messages(self, targets: Iterable[tuple[str, str]], wait_s: float) -> list[tuple[str, str]]:
+    async def _targets_with_messages(self, targets: Iterable[QueueRef], wait_s: float) -> list[QueueRef]:
         """Wait until a broker has messages; waiting takes none, so that a request can be cancelled."""
         born_at_ms = round(self.session.clock.wall() * 1000)
         waiting = {
             asyncio.ensure_future(
                 calls.wait_for_messages(
                     self.session,
-                    broker_name,
+                    target.broker_name,
                     Notification(
-                        self.group, topic, poll_ms=round(wait_s * 1000), born_at_ms=born_at_ms, ordered=self._ordered
+                        *(self.group, target.topic, target.queue_id, round(wait_s * 1000), born_at_ms),
+                        ordered=self._ordered,
                     ),
                 )
-            ): (topic, broker_name)
-            for topic, broker_name in targets
+            ): target
+            for target in targets
         }
         try:
             ready, _ = await asyncio.wait(waiting, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
@@ -300,11 +368,19 @@ class SimpleConsumer:
 
     # ----------------------------------------------------------------------------------------------------------- run
 
-    async def run(self, handler: Handler, *, concurrency: int = 16, invisible_s: float = 60.0) -> None:
+    async def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 16,
+        invisible_s: float = 60.0,
+        retries_max: int = RETRIES_MAX,
+    ) -> None:
         """Call a handler with each message, until the consumer stops or this is cancelled.
 
         A message is acknowledged when its handler returns; while a handler runs, its message stays invisible. If it
-        raises, the message comes again after a delay of `RETRY_DELAYS_S`. With `ordered`, the messages of a queue are
+        raises, the message comes again after a delay of `RETRY_DELAYS_S`; after `retries_max` retries a broker moves it
+        to the dead-letter queue of the group. With `ordered`, the messages of a queue are
         handled one after the other, and a failure also delays those behind it. Plain functions run in threads.
 
         Raises:
@@ -313,6 +389,7 @@ class SimpleConsumer:
         """
         check_callables(handler=handler)
         check_counts(1, 1_000, concurrency=concurrency)
+        check_counts(0, 1_000_000, retries_max=retries_max)
         check_times(invisible_s=invisible_s)
         self._check_running()
         await self._targets()
@@ -328,7 +405,7 @@ class SimpleConsumer:
                         await self._pause_after(error)
                     continue
                 for batch in self._batches(messages):
-                    tasks.create_task(self._handle_batch(handler, batch, invisible_s, free))
+                    tasks.create_task(self._handle_batch(handler, _Kept(self, batch, invisible_s), retries_max, free))
 
     async def _pause_after(self, error: SkyrouteError) -> None:
         suppressed = self._failures.suppressed(self.group, self.session.clock.monotonic())
@@ -345,27 +422,28 @@ class SimpleConsumer:
             by_queue.setdefault((message.topic, message.broker_name, message.queue_id), []).append(message)
         return [sorted(batch, key=lambda message: message.queue_offset) for batch in by_queue.values()]
 
-    async def _handle_batch(
-        self, handler: Handler, batch: list[StoredMessage], invisible_s: float, free: asyncio.Semaphore
-    ) -> None:
+    async def _handle_batch(self, handler: Handler, kept: "_Kept", retries_max: int, free: asyncio.Semaphore) -> None:
         async with free:
-            kept = _Kept(self, batch, invisible_s)
             renewal = asyncio.ensure_future(kept.renew())
             try:
-                for at in range(len(batch)):
-                    if not await self._handle(handler, kept, at):
+                for at in range(len(kept.messages)):
+                    if not await self._handle(handler, kept, at, retries_max):
                         return
             finally:
                 renewal.cancel()
                 await asyncio.gather(renewal, return_exceptions=True)
 
-    async def _handle(self, handler: Handler, kept: "_Kept", at: int) -> bool:
+    async def _handle(self, handler: Handler, kept: "_Kept", at: int, retries_max: int) -> bool:
         """Call the handler with one message of a batch; return whether the messages behind it may follow."""
         message = kept.messages[at]
         try:
             await _call(handler, message)
         except Exception:
             log.warning("handler failed group=%s message=%s", self.group, message.message_id, exc_info=True)
+            if message.reconsume_times >= retries_max and await self._make_dead_letter(message):
+                kept.done = at + 1
+                await self._note("message not acknowledged", self.ack(kept.messages[at]), message)
+                return True
             delay_s = RETRY_DELAYS_S[min(message.reconsume_times, len(RETRY_DELAYS_S) - 1)]
             kept.done = len(kept.messages)
             for later in kept.messages[at:]:
@@ -373,6 +451,15 @@ class SimpleConsumer:
             return False
         kept.done = at + 1
         await self._note("message not acknowledged", self.ack(kept.messages[at]), message)
+        return True
+
+    async def _make_dead_letter(self, message: StoredMessage) -> bool:
+        """Return whether a broker has moved a copy of a message to the dead-letter queue."""
+        try:
+            await calls.make_dead_letter(self.session, self.group, self._full(message), message)
+        except SkyrouteError as error:
+            log.warning("no dead letter group=%s message=%s cause=%s", self.group, message.message_id, error)
+            return False
         return True
 
     async def _note(self, failed: str, call: Awaitable[object], message: StoredMessage) -> None:

@@ -729,6 +729,10 @@ def decode_assignment_query(request: Request) -> AssignmentQuestion:
     return AssignmentQuestion(body.consumerGroup, body.topic, body.clientId, body.strategyName or "", model)
 
 
+POP_MODE: Final = "POP"
+"""Mode of an assigned queue whose messages are popped; otherwise they are pulled."""
+
+
 class QueueAssignment(msgspec.Struct, frozen=True, gc=False):
     """An assigned queue; with POP and queue id -1, all queues of the topic on that broker."""
 
