@@ -64,9 +64,13 @@ class Replicated:
         return self.master.pid, self.slave.pid
 
     def end_of_slave(self) -> int:
-        """The end of the slave's log, as it says."""
-        with RawConnection(self.slave.address) as line:
-            return int(json.loads(line.call(RUNTIME_INFO).body)["table"]["commitLogMaxOffset"])
+        """The end of the slave's log, as it says; -1 while it starts."""
+        try:
+            with RawConnection(self.slave.address) as line:
+                answer = line.call(RUNTIME_INFO)
+        except (OSError, EOFError):
+            return -1
+        return int(json.loads(answer.body)["table"]["commitLogMaxOffset"]) if answer.code == 0 else -1
 
     def await_caught_up(self, timeout_s: float = CAUGHT_UP_S) -> None:
         end = self.master.log_bytes()
@@ -168,10 +172,12 @@ def compare_catch_up(bench: Bench, servers: Mapping[Side, NameServerProcess], gi
             load_broker(pair.master.port, "fill", more, QUEUES, missing // BODY, *BATCH_SENDERS, BODY, 100)
             end = pair.master.log_bytes()
             with Bystanders(()) as bystanders:
-                pair.slave.start()
+                pair.slave.spawn()
                 # From the first new byte: how soon a slave connects is not how fast it copies.
                 wait_until(lambda: pair.end_of_slave() > start, timeout_s=CAUGHT_UP_S, what="the slave copies")
                 began, first = time.monotonic(), pair.end_of_slave()
+                if first >= end:
+                    raise LoadError(f"the slave had {gigabytes:g} GB before it could be watched: set more --gigabytes")
                 wait_until(lambda: pair.end_of_slave() >= end, timeout_s=LONG_S, what="the slave has everything")
                 seconds = max(time.monotonic() - began, 1e-3)
             memory_mb = resident_mb(pair.slave.pid)
