@@ -64,8 +64,9 @@ class Up:
         return found
 
     def send(self, text: str) -> None:
-        sent = skyroute("admin", "sendMessage", "-n", self.address_of("Name server"), "-t", "Hello", "-p", text)
-        assert "SEND_OK" in sent.stdout, sent
+        """Send until a master accepts it: after a kill there is none for a moment."""
+        command = ("admin", "sendMessage", "-n", self.address_of("Name server"), "-t", "Hello", "-p", text)
+        wait_until(lambda: "SEND_OK" in skyroute(*command).stdout, f"{text!r} is accepted")
 
     def read(self) -> str:
         return skyroute("admin", "printMsg", "-n", self.address_of("Name server"), "-t", "Hello").stdout

@@ -85,8 +85,8 @@ class TimerCheck:
         if slot_ms <= numbers[0]:
             return self.check_point
         progress = msgspec.structs.replace(progress, slot_ms=slot_ms, slot_offset=0)
-        is_written = any(self._own)
-        return _SHARED.pack(slot_ms, *numbers[1:]) + (_own_part(progress, slot_ms) if is_written else self._own)
+        is_written = any(self._own) and progress.is_ours
+        return _SHARED.pack(slot_ms, *numbers[1:]) + (_own_part(progress, slot_ms) if is_written else bytes(_OWN.size))
 
     @property
     def version(self) -> DataVersion:
@@ -117,7 +117,8 @@ class TimerCheck:
             log.warning("timer progress damaged, its copy is used file=%s reason=%s", self.path, damage)
             numbers, progress = copy
         _, self._timer_log_end, _, _, self._state_version, _, self._counter = numbers
-        self._shared, self._own = _SHARED.pack(*numbers), _own_part(progress, numbers[0])
+        self._shared = _SHARED.pack(*numbers)
+        self._own = _own_part(progress, numbers[0]) if progress.is_ours else bytes(_OWN.size)
         return progress
 
     def take_over(self, check_point: bytes) -> None:
@@ -171,8 +172,6 @@ def version_of(check_point: bytes) -> DataVersion:
 
 
 def _own_part(progress: TimerProgress, slot_ms: int) -> bytes:
-    if not progress.is_ours:
-        return bytes(_OWN.size)
     return _OWN.pack(_OWN_MARK, slot_ms, progress.read_end, progress.slot_ms, progress.slot_offset)
 
 
