@@ -43,6 +43,7 @@ ALONE = (
 SETTINGS = {"scanNotActiveBrokerInterval": "500"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
