@@ -84,8 +84,11 @@ texts: $(READY) ## collect the console's texts into its .po catalogue, and compi
 		--no-fuzzy-matching --ignore-obsolete --ignore-pot-creation-date
 	$(BIN)/pybabel --quiet compile --domain console --directory $(LOCALE) --statistics
 
+# Two processes side by side: most of the time they wait. Tests that share servers stay in one process, in order.
+PEERS_OF_BROKERS := tests/peers/broker tests/peers/access
 test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four languages, and tools; needs java, mvn, go, node and npm
-	$(BIN)/python -m pytest --quiet -n 2 --dist loadgroup tests/peers
+	$(BIN)/python -m pytest --quiet $(PEERS_OF_BROKERS) & \
+		$(BIN)/python -m pytest --quiet tests/peers $(PEERS_OF_BROKERS:%=--ignore=%); status=$$?; wait $$! && exit $$status
 
 test-replication: $(READY) ## copy logs between our brokers and Apache's 5.5.0 and 4.9.7, and kill masters 20 times; needs Java and Maven
 	SKYROUTE_LONG=1 SKYROUTE_KILLS=20 AUTO_SWITCH_KILLS=10 $(BIN)/python -m pytest --quiet \

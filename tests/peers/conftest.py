@@ -31,25 +31,14 @@ TARGET = TARGETS[os.environ.get("SKYROUTE_PEERS_TARGET", "skyroute")]
 # These change the cluster that all share: the first two at one name server only, the third beyond recognition.
 LATE = ("test_admin_groups.py", "test_admin_topics.py", "test_scenarios.py")
 
-# These start servers of their own, so that another process may run them beside the rest.
-ALONE = (
-    *("test_auto_switch.py", "test_controller.py", "test_controllers_on_etcd.py", "test_cut_master.py"),
-    *("test_etcd_store.py", "test_faults.py", "test_replication.py", "test_single_topic_registration.py"),
-    *("test_slave_of_our_broker.py", "test_warm_restart.py", "broker/test_mixed_cluster.py"),
-    *("broker/test_pop_store.py", "broker/test_proxy.py", "broker/test_static_topics.py"),
-)
-
 # The scan for silent brokers is read at start only; its default of five seconds would make the tests wait for nothing.
 SETTINGS = {"scanNotActiveBrokerInterval": "500"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.peers)
-            path = item.path.relative_to(HERE)
-            item.add_marker(pytest.mark.xdist_group(str(path if path.as_posix() in ALONE else path.parent)))
     items.sort(key=lambda item: LATE.index(item.path.name) if item.path.name in LATE else -1)
 
 
