@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from skyroute.pipeline.jobs.traffic import traffic
+from skyroute.pipeline.jobs.traffic import COLUMNS, traffic
 from skyroute.pipeline.session import session
 from skyroute.pipeline.spark_versions import HAS_READ_LIMITS
 
@@ -58,7 +58,8 @@ def main() -> None:
         assert row is not None
         report(messages=row.messages, total=row.total)
 
-        total = traffic(read).selectExpr("sum(messages) AS messages").first()
+        seen = spark.read.format("rocketmq").options(**options, columns=COLUMNS).load()
+        total = traffic(seen).selectExpr("sum(messages) AS messages").first()
         assert total is not None
         report(job=int(total.messages))
 

@@ -183,7 +183,7 @@ def test_rows_of_a_retried_task_have_the_same_idempotency_keys(
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "20")
     try:
         # Large rows, so that buffers flush them before the failure.
-        rows = spark.range(0, 400, 1, 2).selectExpr("RPAD(CAST(id AS STRING), 10000, ' ') AS body")
+        rows = spark.range(0, 400, 1, 1).selectExpr("RPAD(CAST(id AS STRING), 10000, ' ') AS body")
         write(rows.mapInArrow(fail_once, "body string"), cluster, topic)
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")

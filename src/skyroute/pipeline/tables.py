@@ -113,8 +113,10 @@ def attach(spark: "SparkSession", database: str, name_server: str, **options: st
         tables[table] = topic
     spark.sql(f"CREATE DATABASE IF NOT EXISTS {_quoted(database)}")
     for known in spark.catalog.listTables(database):
+        if known.isTemporary:  # it is listed for every database
+            continue
         fields = spark.table(f"{_quoted(database)}.{_quoted(known.name)}").schema.fields
-        if not known.isTemporary and fields and _KEY in fields[0].metadata:
+        if fields and _KEY in fields[0].metadata:
             spark.sql(f"DROP TABLE {_quoted(database)}.{_quoted(known.name)}")
     for table, topic in tables.items():
         given = {"nameServer": name_server, "topic": topic, **options}
