@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.long  # it starts twenty processes
+
 SKYROUTE = [sys.executable, "-m", "skyroute"]
 ANY_PORTS = ("--port", "0", "--ns-port", "0", "--controller-port", "0", "--no-console")
 TIMEOUT_S = 60
