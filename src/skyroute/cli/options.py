@@ -84,7 +84,7 @@ def name_servers_option(command: F) -> F:
 
 def _credentials_in(path: str) -> "Credentials":
     from skyroute.client.session.signing import Credentials  # noqa: PLC0415 - help needs no client
-    from skyroute.settings.errors import ConfigError  # noqa: PLC0415
+    from skyroute.settings.errors import ConfigError  # noqa: PLC0415 - as above
 
     try:
         return Credentials.from_file(path)

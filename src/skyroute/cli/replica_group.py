@@ -178,8 +178,7 @@ class ReplicaGroup:
     async def _until(self, is_reached: Callable[[GroupState], bool]) -> None:
         try:
             async with asyncio.timeout(START_S):
-                # Neither the controller nor the name server has an event for it.
-                while (group := self._controller.groups.find(self._name)) is None or not is_reached(group):  # noqa: ASYNC110
+                while (group := self._controller.groups.find(self._name)) is None or not is_reached(group):  # noqa: ASYNC110 - neither the controller nor the name server has an event for it
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise ReplicaFailedError(f"broker group {self._name} has no master after {START_S:g} s") from None

@@ -15,8 +15,6 @@ import pytest
 
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.long  # it starts twenty processes
-
 SKYROUTE = [sys.executable, "-m", "skyroute"]
 ANY_PORTS = ("--port", "0", "--ns-port", "0", "--controller-port", "0", "--no-console")
 TIMEOUT_S = 60
@@ -93,7 +91,8 @@ def test_a_killed_master_is_replaced_and_started_again(tmp_path: Path) -> None:
         here.send("before the kill")
         os.kill(here.master, signal.SIGKILL)
         here.send("after the kill")
-        here.until("epoch 2; reason: master_disconnected")
+        # The controller may see the closed connection first, or be asked by a slave that has lost its master.
+        assert re.search("reason: master_(disconnected|not_alive)", here.until("epoch 2; reason: "))
         here.until("runs again")
         here.until("3 of 3")
         states = skyroute("admin", "getSyncStateSet", "-a", here.address_of("Controller"), "-b", "broker-a").stdout
