@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 Table = dict[str, dict[str, str]]
 
 
-class _KvFile(msgspec.Struct, forbid_unknown_fields=True):
-    configTable: dict[str, dict[str, str | None]] | None = None  # noqa: N815 - Java's spelling
+class _KvFile(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    config_table: dict[str, dict[str, str | None]] | None = None
 
 
 class KvConfig:
@@ -157,5 +157,5 @@ class KvConfig:
             raise ConfigError(f"{path} is not a key-value table in JSON: {error}") from error
         return {
             namespace: {key: value for key, value in entries.items() if value is not None}
-            for namespace, entries in (stored.configTable or {}).items()
+            for namespace, entries in (stored.config_table or {}).items()
         }

@@ -32,12 +32,12 @@ _REFERENCE: Final = re.compile(r'\{\s*+"\$ref"\s*+:')
 _encode_text = msgspec.json.Encoder().encode
 
 
-class QueueBody(msgspec.Struct, gc=False):
+class QueueBody(msgspec.Struct, gc=False, rename="camel"):
     """A queue as it is sent."""
 
     topic: str
-    queueId: Int32  # noqa: N815 - the wire's name
-    brokerName: str | None = None  # noqa: N815 - the wire's name
+    queue_id: Int32
+    broker_name: str | None = None
 
     def value(self) -> QueueRef:
         """Return the queue.
@@ -45,10 +45,10 @@ class QueueBody(msgspec.Struct, gc=False):
         Raises:
             BodyError: its topic or broker is not a valid name.
         """
-        for name in (self.topic, self.brokerName or "?"):
+        for name in (self.topic, self.broker_name or "?"):
             if not is_name(name):
                 raise BodyError(f"a queue's topic or broker is no name: {name[:80]!r}")
-        return QueueRef(self.topic, self.brokerName or "", self.queueId)
+        return QueueRef(self.topic, self.broker_name or "", self.queue_id)
 
 
 _decode_key = msgspec.json.Decoder(QueueBody, strict=False).decode

@@ -206,8 +206,8 @@ class FileOffsets(_InMemory):
             return False
 
 
-class _OffsetFile(msgspec.Struct):
-    offsetTable: dict[str, int] = {}  # noqa: N815 - the name in the file
+class _OffsetFile(msgspec.Struct, rename="camel"):
+    offset_table: dict[str, int] = {}
 
 
 def _from_file(path: Path) -> dict[QueueRef, int] | None:
@@ -216,7 +216,7 @@ def _from_file(path: Path) -> dict[QueueRef, int] | None:
         content = path.read_bytes()
         if not content:
             return None
-        return by_queue(decode_with_queue_keys(content, _OffsetFile).offsetTable)
+        return by_queue(decode_with_queue_keys(content, _OffsetFile).offset_table)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -99,15 +99,15 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """The subscriptions are omitted because the broker knows them; it must keep them."""
 
 
-class SubscriptionBody(msgspec.Struct):
+class SubscriptionBody(msgspec.Struct, rename="camel"):
     """A subscription in JSON."""
 
     topic: str
-    subString: str | None = None  # noqa: N815 - the wire's name
-    expressionType: str | None = None  # noqa: N815 - the wire's name
-    subVersion: Int64 = 0  # noqa: N815 - the wire's name
-    tagsSet: Annotated[list[str], msgspec.Meta(max_length=TAGS_MAX)] | None = None  # noqa: N815 - the wire's name
-    codeSet: Annotated[list[Int32], msgspec.Meta(max_length=TAGS_MAX)] | None = None  # noqa: N815 - the wire's name
+    sub_string: str | None = None
+    expression_type: str | None = None
+    sub_version: Int64 = 0
+    tags_set: Annotated[list[str], msgspec.Meta(max_length=TAGS_MAX)] | None = None
+    code_set: Annotated[list[Int32], msgspec.Meta(max_length=TAGS_MAX)] | None = None
 
     def value(self) -> Subscription:
         """Return the subscription.
@@ -117,11 +117,11 @@ class SubscriptionBody(msgspec.Struct):
         """
         return Subscription(
             topic=_name("topic", self.topic),
-            expression=self.subString or "*",
-            expression_type=self.expressionType or "TAG",
-            version=self.subVersion,
-            tags=tuple(self.tagsSet or ()),
-            codes=tuple(self.codeSet or ()),
+            expression=self.sub_string or "*",
+            expression_type=self.expression_type or "TAG",
+            version=self.sub_version,
+            tags=tuple(self.tags_set or ()),
+            codes=tuple(self.code_set or ()),
         )
 
 
@@ -138,42 +138,36 @@ def subscription_members(subscription: Subscription) -> dict[str, object]:
     }
 
 
-class _ProducerBody(msgspec.Struct):
-    groupName: str  # noqa: N815 - the wire's name
+class _ProducerBody(msgspec.Struct, rename="camel"):
+    group_name: str
 
 
-class _ConsumerBody(msgspec.Struct):
-    groupName: str  # noqa: N815 - the wire's name
+class _ConsumerBody(msgspec.Struct, rename="camel"):
+    group_name: str
     # C++ clients send the index of an enum value, which Java's reader accepts.
-    consumeType: str | int | None = None  # noqa: N815 - the wire's name
-    messageModel: str | int | None = None  # noqa: N815 - the wire's name
-    consumeFromWhere: str | int | None = None  # noqa: N815 - the wire's name
-    subscriptionDataSet: (  # noqa: N815 - the wire's name
-        Annotated[list[SubscriptionBody], msgspec.Meta(max_length=SUBSCRIPTIONS_MAX)] | None
-    ) = None
-    unitMode: bool | None = None  # noqa: N815 - the wire's name
+    consume_type: str | int | None = None
+    message_model: str | int | None = None
+    consume_from_where: str | int | None = None
+    subscription_data_set: Annotated[list[SubscriptionBody], msgspec.Meta(max_length=SUBSCRIPTIONS_MAX)] | None = None
+    unit_mode: bool | None = None
 
     def value(self) -> ConsumerData:
         return ConsumerData(
-            group=_name("groupName", self.groupName),
-            consume_type=read_word(self.consumeType, ConsumeType.PUSH),
-            model=read_word(self.messageModel, MessageModel.CLUSTERING),
-            start_from=read_word(self.consumeFromWhere, StartFrom.LAST_OFFSET),
-            subscriptions=tuple(body.value() for body in self.subscriptionDataSet or ()),
-            unit_mode=bool(self.unitMode),
+            group=_name("groupName", self.group_name),
+            consume_type=read_word(self.consume_type, ConsumeType.PUSH),
+            model=read_word(self.message_model, MessageModel.CLUSTERING),
+            start_from=read_word(self.consume_from_where, StartFrom.LAST_OFFSET),
+            subscriptions=tuple(body.value() for body in self.subscription_data_set or ()),
+            unit_mode=bool(self.unit_mode),
         )
 
 
-class _HeartbeatBody(msgspec.Struct):
-    clientID: str  # noqa: N815 - the wire's name
-    producerDataSet: (  # noqa: N815 - the wire's name
-        Annotated[list[_ProducerBody], msgspec.Meta(max_length=GROUPS_MAX)] | None
-    ) = None
-    consumerDataSet: (  # noqa: N815 - the wire's name
-        Annotated[list[_ConsumerBody], msgspec.Meta(max_length=GROUPS_MAX)] | None
-    ) = None
-    heartbeatFingerprint: Int32 = 0  # noqa: N815 - the wire's name
-    withoutSub: bool = False  # noqa: N815 - the wire's name
+class _HeartbeatBody(msgspec.Struct, rename="camel"):
+    client_id: str = msgspec.field(name="clientID")
+    producer_data_set: Annotated[list[_ProducerBody], msgspec.Meta(max_length=GROUPS_MAX)] | None = None
+    consumer_data_set: Annotated[list[_ConsumerBody], msgspec.Meta(max_length=GROUPS_MAX)] | None = None
+    heartbeat_fingerprint: Int32 = 0
+    without_sub: bool = False
 
     def value(self, producers: Iterable[_ProducerBody], consumers: Iterable[_ConsumerBody]) -> Heartbeat:
         """Return the heartbeat, or a part of it, with these groups.
@@ -182,11 +176,11 @@ class _HeartbeatBody(msgspec.Struct):
             BodyError: a name is invalid.
         """
         return Heartbeat(
-            client_id=_name("clientID", self.clientID),
-            producer_groups=tuple(_name("groupName", producer.groupName) for producer in producers),
+            client_id=_name("clientID", self.client_id),
+            producer_groups=tuple(_name("groupName", producer.group_name) for producer in producers),
             consumers=tuple(consumer.value() for consumer in consumers),
-            fingerprint=self.heartbeatFingerprint,
-            without_subscriptions=self.withoutSub,
+            fingerprint=self.heartbeat_fingerprint,
+            without_subscriptions=self.without_sub,
         )
 
 
@@ -227,7 +221,7 @@ def decode_heartbeat(request: Request) -> Heartbeat:
         BodyError: it is invalid.
     """
     body = read_request(request.body, _HeartbeatBody, "a heartbeat")
-    return body.value(body.producerDataSet or (), body.consumerDataSet or ())
+    return body.value(body.producer_data_set or (), body.consumer_data_set or ())
 
 
 def decode_heartbeat_parts(request: Request) -> Iterator[Heartbeat]:
@@ -237,14 +231,14 @@ def decode_heartbeat_parts(request: Request) -> Iterator[Heartbeat]:
         BodyError: it is invalid.
     """
     body = read_request(request.body, _HeartbeatBody, "a heartbeat")
-    producers = body.producerDataSet or []
+    producers = body.producer_data_set or []
     for start in range(0, len(producers), PART_GROUPS):
         yield body.value(producers[start : start + PART_GROUPS], ())
     part: list[_ConsumerBody] = []
     weight = 0
-    for consumer in body.consumerDataSet or ():
+    for consumer in body.consumer_data_set or ():
         part.append(consumer)
-        weight += 1 + len(consumer.subscriptionDataSet or ()) // _SUBSCRIPTIONS_A_GROUP
+        weight += 1 + len(consumer.subscription_data_set or ()) // _SUBSCRIPTIONS_A_GROUP
         if weight >= PART_GROUPS:
             yield body.value((), part)
             part, weight = [], 0
@@ -312,10 +306,8 @@ def decode_consumer_group(request: Request) -> str:
     return required_name(request.fields, "consumerGroup")
 
 
-class _MembersBody(msgspec.Struct):
-    consumerIdList: (  # noqa: N815 - the wire's name
-        Annotated[list[str], msgspec.Meta(max_length=MEMBERS_MAX)] | None
-    ) = None
+class _MembersBody(msgspec.Struct, rename="camel"):
+    consumer_id_list: Annotated[list[str], msgspec.Meta(max_length=MEMBERS_MAX)] | None = None
 
 
 def encode_members(client_ids: Iterable[str]) -> bytes:
@@ -329,7 +321,7 @@ def decode_members(body: bytes) -> list[str]:
     Raises:
         BodyError: the body is invalid.
     """
-    return read_body(body, _MembersBody, "a list of members").consumerIdList or []
+    return read_body(body, _MembersBody, "a list of members").consumer_id_list or []
 
 
 class QueueLocking(msgspec.Struct, frozen=True):
@@ -345,15 +337,15 @@ class QueueLocking(msgspec.Struct, frozen=True):
 _QueueBodies = Annotated[list[QueueBody], msgspec.Meta(max_length=LOCKED_QUEUES_MAX)]
 
 
-class _LockBody(msgspec.Struct):
-    clientId: str  # noqa: N815 - the wire's name
-    consumerGroup: str  # noqa: N815 - the wire's name
-    mqSet: _QueueBodies | None = None  # noqa: N815 - the wire's name
-    onlyThisBroker: bool = False  # noqa: N815 - the wire's name
+class _LockBody(msgspec.Struct, rename="camel"):
+    client_id: str
+    consumer_group: str
+    mq_set: _QueueBodies | None = None
+    only_this_broker: bool = False
 
 
-class _LockedBody(msgspec.Struct):
-    lockOKMQSet: _QueueBodies | None = None  # noqa: N815 - the wire's name
+class _LockedBody(msgspec.Struct, rename="camel"):
+    locked_queues: _QueueBodies | None = msgspec.field(default=None, name="lockOKMQSet")
 
 
 def encode_lock(client_id: str, group: str, queues: Iterable[QueueRef]) -> Request:
@@ -379,10 +371,10 @@ def decode_locking(request: Request) -> QueueLocking:
     """
     body = read_request(request.body, _LockBody, "queues to lock")
     return QueueLocking(
-        _name("clientId", body.clientId),
-        _name("consumerGroup", body.consumerGroup),
-        body.mqSet or (),
-        body.onlyThisBroker,
+        _name("clientId", body.client_id),
+        _name("consumerGroup", body.consumer_group),
+        body.mq_set or (),
+        body.only_this_broker,
     )
 
 
@@ -400,7 +392,7 @@ def decode_locked(body: bytes) -> frozenset[QueueRef]:
         BodyError: the body is invalid.
     """
     decoded = read_body(body, _LockedBody, "locked queues")
-    return frozenset(queue.value() for queue in decoded.lockOKMQSet or ())
+    return frozenset(queue.value() for queue in decoded.locked_queues or ())
 
 
 class ClientCheck(msgspec.Struct, frozen=True):
@@ -412,10 +404,10 @@ class ClientCheck(msgspec.Struct, frozen=True):
     namespace: str | None = None
 
 
-class _ClientCheckBody(msgspec.Struct):
-    clientId: str  # noqa: N815 - the wire's name
+class _ClientCheckBody(msgspec.Struct, rename="camel"):
+    client_id: str
     group: str
-    subscriptionData: SubscriptionBody | None = None  # noqa: N815 - the wire's name
+    subscription_data: SubscriptionBody | None = None
     namespace: str | None = None
 
 
@@ -439,9 +431,9 @@ def decode_client_check(request: Request) -> ClientCheck:
         BodyError: it is invalid.
     """
     body = read_request(request.body, _ClientCheckBody, "a subscription to check")
-    wanted = body.subscriptionData
+    wanted = body.subscription_data
     return ClientCheck(
-        _name("clientId", body.clientId),
+        _name("clientId", body.client_id),
         _name("group", body.group),
         None if wanted is None else wanted.value(),
         body.namespace,

@@ -115,13 +115,13 @@ PROPERTY_STARTED_MS: Final = "PROP_CONSUMER_START_TIMESTAMP"
 _BREAKS: Final = re.compile(rb"[\x00-\x1f]")
 
 
-class _RunningBody(msgspec.Struct):
+class _RunningBody(msgspec.Struct, rename="camel"):
     # Java's properties may have values other than text.
     properties: dict[str, Any] | None = None
-    subscriptionSet: list[SubscriptionBody] | None = None  # noqa: N815 - the wire's name
-    mqTable: dict[str, HeldQueue] | None = None  # noqa: N815 - the wire's name
-    statusTable: dict[str, ConsumePace] | None = None  # noqa: N815 - the wire's name
-    userConsumerInfo: dict[str, str] | None = None  # noqa: N815 - the wire's name
+    subscription_set: list[SubscriptionBody] | None = None
+    mq_table: dict[str, HeldQueue] | None = None
+    status_table: dict[str, ConsumePace] | None = None
+    user_consumer_info: dict[str, str] | None = None
     jstack: str | None = None
 
 
@@ -192,10 +192,10 @@ def decode_running_consumer(body: bytes) -> RunningConsumer:
         decoded = decode_with_queue_keys(_BREAKS.sub(_escaped, body), _RunningBody)
     return RunningConsumer(
         properties={name: _property_text(value) for name, value in (decoded.properties or {}).items()},
-        subscriptions=tuple(subscription.value() for subscription in decoded.subscriptionSet or ()),
-        queues=by_queue(decoded.mqTable),
-        paces=decoded.statusTable or {},
-        notes=decoded.userConsumerInfo or {},
+        subscriptions=tuple(subscription.value() for subscription in decoded.subscription_set or ()),
+        queues=by_queue(decoded.mq_table),
+        paces=decoded.status_table or {},
+        notes=decoded.user_consumer_info or {},
         stacks=decoded.jstack,
     )
 
@@ -241,12 +241,12 @@ class DirectOutcome(msgspec.Struct, frozen=True):
     auto_commit: bool = True
 
 
-class _DirectOutcomeBody(msgspec.Struct):
-    consumeResult: str | int | None = None  # noqa: N815 - the wire's name
-    spentTimeMills: Int64 = 0  # noqa: N815 - the wire's name
+class _DirectOutcomeBody(msgspec.Struct, rename="camel"):
+    consume_result: str | int | None = None
+    spent_time_mills: Int64 = 0
     remark: str | None = None
     order: bool = False
-    autoCommit: bool = True  # noqa: N815 - the wire's name
+    auto_commit: bool = True
 
 
 def encode_direct_consumption(consumption: DirectConsumption) -> Request:
@@ -298,8 +298,8 @@ def decode_direct_outcome(body: bytes) -> DirectOutcome:
         BodyError: it is invalid.
     """
     decoded = read_body(body, _DirectOutcomeBody, "the outcome of a message")
-    result = read_word(decoded.consumeResult, ConsumeResult.NOTHING_RETURNED)
-    return DirectOutcome(result, decoded.spentTimeMills, decoded.remark, decoded.order, decoded.autoCommit)
+    result = read_word(decoded.consume_result, ConsumeResult.NOTHING_RETURNED)
+    return DirectOutcome(result, decoded.spent_time_mills, decoded.remark, decoded.order, decoded.auto_commit)
 
 
 class OffsetReset(msgspec.Struct, frozen=True):
@@ -317,12 +317,12 @@ class _QueueOffsetBody(QueueBody, kw_only=True):
     offset: Int64
 
 
-class _ResetBody(msgspec.Struct):
-    offsetTable: dict[str, Int64] | list[_QueueOffsetBody] | None = None  # noqa: N815 - the wire's name
+class _ResetBody(msgspec.Struct, rename="camel"):
+    offset_table: dict[str, Int64] | list[_QueueOffsetBody] | None = None
 
 
-class _StatusBody(msgspec.Struct):
-    messageQueueTable: dict[str, Int64] | None = None  # noqa: N815 - the wire's name
+class _StatusBody(msgspec.Struct, rename="camel"):
+    message_queue_table: dict[str, Int64] | None = None
 
 
 def encode_offset_reset(topic: str, group: str, timestamp_ms: int, body: bytes) -> Request:
@@ -340,7 +340,7 @@ def decode_offset_reset(request: Request) -> OffsetReset:
         BodyError: the offsets are invalid.
     """
     fields = request.fields
-    table = decode_with_queue_keys(request.body, _ResetBody).offsetTable if request.body else None
+    table = decode_with_queue_keys(request.body, _ResetBody).offset_table if request.body else None
     offsets = {entry.value(): entry.offset for entry in table} if isinstance(table, list) else by_queue(table)
     return OffsetReset(
         topic=required_name(fields, "topic"),
@@ -390,4 +390,4 @@ def decode_consumer_offsets(body: bytes) -> dict[QueueRef, int]:
     Raises:
         BodyError: it is invalid.
     """
-    return by_queue(decode_with_queue_keys(body, _StatusBody).messageQueueTable)
+    return by_queue(decode_with_queue_keys(body, _StatusBody).message_queue_table)

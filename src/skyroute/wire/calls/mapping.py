@@ -8,26 +8,26 @@ from skyroute.routing.topology import StaticMapping
 from skyroute.wire.command import Int32, Int64
 
 
-class MappingBody(msgspec.Struct):
+class MappingBody(msgspec.Struct, rename="camel"):
     """A broker's mapping of a static topic, in JSON."""
 
     bname: str
     topic: str = ""
-    totalQueues: Int32 = 0  # noqa: N815 - the wire's name
+    total_queues: Int32 = 0
     epoch: Int64 = 0
     scope: str | None = "__global__"
     dirty: bool = False
-    currIdMap: dict[Int32, Int32] | None = None  # noqa: N815 - the wire's name
+    curr_id_map: dict[Int32, Int32] | None = None
 
     def value(self, topic: str) -> StaticMapping:
         return StaticMapping(
             topic=self.topic or topic,
             broker_name=self.bname,
-            total_queues=self.totalQueues,
+            total_queues=self.total_queues,
             epoch=self.epoch,
             scope=self.scope or "__global__",
             dirty=self.dirty,
-            current_ids=self.currIdMap or {},
+            current_ids=self.curr_id_map or {},
         )
 
 

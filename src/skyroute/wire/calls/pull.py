@@ -76,21 +76,21 @@ def encode_pull(question: PullQuestion) -> Request:
     return Request(RequestCode.LITE_PULL_MESSAGE if question.lite else RequestCode.PULL_MESSAGE, fields)
 
 
-class _PullFields(msgspec.Struct, gc=False):
+class _PullFields(msgspec.Struct, gc=False, rename="camel"):
     """The fields of a pull; on the wire all are text."""
 
-    consumerGroup: str  # noqa: N815 - the wire's name
+    consumer_group: str
     topic: str
-    queueId: Int32  # noqa: N815 - the wire's name
-    queueOffset: Int64  # noqa: N815 - the wire's name
-    maxMsgNums: Int32  # noqa: N815 - the wire's name
-    sysFlag: Int32  # noqa: N815 - the wire's name
-    commitOffset: Int64  # noqa: N815 - the wire's name
-    suspendTimeoutMillis: Int64  # noqa: N815 - the wire's name
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
     subscription: str = ""
-    subVersion: Int64 = 0  # noqa: N815 - the wire's name
-    expressionType: str = ""  # noqa: N815 - the wire's name
-    maxMsgBytes: Int32 = _INT32_MAX  # noqa: N815 - the wire's name; older clients do not send it
+    sub_version: Int64 = 0
+    expression_type: str = ""
+    max_msg_bytes: Int32 = _INT32_MAX  # older clients do not send it
     bname: str | None = None
 
 
@@ -104,21 +104,21 @@ def decode_pull(request: Request) -> PullQuestion:
         said = msgspec.convert(request.fields, _PullFields, strict=False)
     except msgspec.ValidationError:
         said = _read_one_by_one(request.fields)
-    if not (is_name(said.consumerGroup) and is_name(said.topic)):
+    if not (is_name(said.consumer_group) and is_name(said.topic)):
         said = _read_one_by_one(request.fields)
-    flag = said.sysFlag
+    flag = said.sys_flag
     return PullQuestion(
-        said.consumerGroup,
+        said.consumer_group,
         said.topic,
-        said.queueId,
-        said.queueOffset,
-        said.maxMsgNums,
-        said.commitOffset if flag & _COMMIT_OFFSET else None,
-        max(0, said.suspendTimeoutMillis) if flag & _SUSPEND else 0,
+        said.queue_id,
+        said.queue_offset,
+        said.max_msg_nums,
+        said.commit_offset if flag & _COMMIT_OFFSET else None,
+        max(0, said.suspend_timeout_millis) if flag & _SUSPEND else 0,
         said.subscription if flag & _SUBSCRIPTION else None,
-        said.expressionType or "TAG",
-        said.subVersion,
-        said.maxMsgBytes,
+        said.expression_type or "TAG",
+        said.sub_version,
+        said.max_msg_bytes,
         bool(flag & _LITE),
         said.bname,
     )

@@ -40,44 +40,48 @@ _FILTER_TYPES: Final = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 T = TypeVar("T")
 
 
-class _Topic(msgspec.Struct, gc=False, rename={"read_queues": "readQueueNums", "write_queues": "writeQueueNums"}):
+class _Topic(
+    msgspec.Struct,
+    gc=False,
+    rename={"read_queues": "readQueueNums", "write_queues": "writeQueueNums", "topic_sys_flag": "topicSysFlag"},
+):
     read_queues: Int32 = 16
     write_queues: Int32 = 16
     perm: Int32 = Permission.READ | Permission.WRITE
-    topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
+    topic_sys_flag: Int32 = 0
 
 
 _part_decoder: Final = msgspec.json.Decoder(dict[str, _Topic], strict=False)
 
 
-class _TopicConfigs(msgspec.Struct):
-    topicConfigTable: dict[str, _Topic] = {}  # noqa: N815 - the wire's name
-    dataVersion: Version | None = None  # noqa: N815 - the wire's name
-    topicQueueMappingInfoMap: dict[str, MappingBody] | None = None  # noqa: N815 - the wire's name
+class _TopicConfigs(msgspec.Struct, rename="camel"):
+    topic_config_table: dict[str, _Topic] = {}
+    data_version: Version | None = None
+    topic_queue_mapping_info_map: dict[str, MappingBody] | None = None
 
 
-class _LongConfigs(msgspec.Struct):
+class _LongConfigs(msgspec.Struct, rename="camel"):
     """As `_TopicConfigs`; the topics are decoded later, in steps."""
 
-    topicConfigTable: msgspec.Raw = msgspec.Raw(b"{}")  # noqa: N815 - the wire's name
-    dataVersion: Version | None = None  # noqa: N815 - the wire's name
-    topicQueueMappingInfoMap: dict[str, MappingBody] | None = None  # noqa: N815 - the wire's name
+    topic_config_table: msgspec.Raw = msgspec.Raw(b"{}")
+    data_version: Version | None = None
+    topic_queue_mapping_info_map: dict[str, MappingBody] | None = None
 
 
-class _LongBody(msgspec.Struct):
-    topicConfigSerializeWrapper: _LongConfigs | msgspec.UnsetType = msgspec.UNSET  # noqa: N815 - the wire's name
-    filterServerList: list[str] | None = None  # noqa: N815 - the wire's name
+class _LongBody(msgspec.Struct, rename="camel"):
+    topic_config_serialize_wrapper: _LongConfigs | msgspec.UnsetType = msgspec.UNSET
+    filter_server_list: list[str] | None = None
 
 
-class _BareTopicConfigs(_TopicConfigs, kw_only=True):
+class _BareTopicConfigs(_TopicConfigs, kw_only=True, rename="camel"):
     """The whole body of a sender before 3.0.11, or without a version. An empty object is refused."""
 
-    topicConfigTable: dict[str, _Topic]  # noqa: N815 - the wire's name
+    topic_config_table: dict[str, _Topic]
 
 
-class _Body(msgspec.Struct):
-    topicConfigSerializeWrapper: _TopicConfigs | msgspec.UnsetType = msgspec.UNSET  # noqa: N815 - the wire's name
-    filterServerList: list[str] | None = None  # noqa: N815 - the wire's name
+class _Body(msgspec.Struct, rename="camel"):
+    topic_config_serialize_wrapper: _TopicConfigs | msgspec.UnsetType = msgspec.UNSET
+    filter_server_list: list[str] | None = None
 
 
 def body_fingerprint(request: Request) -> Generator[None, None, bytes]:
@@ -140,10 +144,10 @@ def decode_topic_table(
             servers = None
         else:
             decoded = decode_json(body, _Body)
-            configs, servers = _wrapped(decoded, body) or _TopicConfigs(), decoded.filterServerList
+            configs, servers = _wrapped(decoded, body) or _TopicConfigs(), decoded.filter_server_list
         yield
         shared = _Shared()
-        return _table(configs, shared.settings_of(configs.topicConfigTable), shared, servers, now_ms)
+        return _table(configs, shared.settings_of(configs.topic_config_table), shared, servers, now_ms)
     except BodyError as error:
         raise BodyError(f"Failed to decode RegisterBrokerBody: {error}") from None
 
@@ -172,14 +176,14 @@ def _wrapped(decoded: _Body, body: bytes) -> _TopicConfigs | None: ...
 def _wrapped(decoded: _LongBody, body: bytes) -> _LongConfigs | None: ...
 def _wrapped(decoded: _Body | _LongBody, body: bytes) -> _TopicConfigs | _LongConfigs | None:
     """Return the topics of a body. As in Apache's server, a body without the wrapper has none."""
-    if decoded.topicConfigSerializeWrapper is msgspec.UNSET:
+    if decoded.topic_config_serialize_wrapper is msgspec.UNSET:
         # Unless they are where brokers before 3.0.11 put them: then the version is wrong.
         if b"topicConfigTable" in body:
             raise BodyError(
                 f"topicConfigTable is not in topicConfigSerializeWrapper (allowed for versions below {V3_0_11} only)"
             )
         return None
-    return decoded.topicConfigSerializeWrapper
+    return decoded.topic_config_serialize_wrapper
 
 
 class _Shared(dict[tuple[int, int, int, int], QueueSettings]):
@@ -188,7 +192,7 @@ class _Shared(dict[tuple[int, int, int, int], QueueSettings]):
     def settings_of(self, configs: Mapping[str, _Topic]) -> dict[str, QueueSettings]:
         topics: dict[str, QueueSettings] = {}
         for topic, config in configs.items():
-            key = (config.read_queues, config.write_queues, config.perm, config.topicSysFlag)
+            key = (config.read_queues, config.write_queues, config.perm, config.topic_sys_flag)
             settings = self.get(key)
             if settings is None:
                 settings = self[key] = QueueSettings(*key)
@@ -203,7 +207,7 @@ def _decode_long(body: bytes, now_ms: int) -> Generator[None, None, TopicTable]:
     yield
     configs = _wrapped(decoded, body) or _LongConfigs()
     shared, topics = _Shared(), dict[str, QueueSettings]()
-    table, at = memoryview(configs.topicConfigTable), 1  # behind the brace that opens it
+    table, at = memoryview(configs.topic_config_table), 1  # behind the brace that opens it
     while len(table) - at > BYTES_A_STEP and (part := (yield from _decode_part(bytes(table[at : at + BYTES_A_STEP])))):
         topics |= shared.settings_of(part[0])
         at += part[1]
@@ -211,7 +215,7 @@ def _decode_long(body: bytes, now_ms: int) -> Generator[None, None, TopicTable]:
     rest = bytes(table) if at == 1 else b"{" + bytes(table[at:])
     topics |= shared.settings_of(decode_json(rest, dict[str, _Topic]))
     yield
-    return _table(configs, topics, shared, decoded.filterServerList, now_ms)
+    return _table(configs, topics, shared, decoded.filter_server_list, now_ms)
 
 
 def _decode_part(part: bytes) -> Generator[None, None, tuple[dict[str, _Topic], int] | None]:
@@ -238,12 +242,12 @@ def _table(
     servers: list[str] | None,
     now_ms: int,
 ) -> TopicTable:
-    parts = configs.topicQueueMappingInfoMap or {}
+    parts = configs.topic_queue_mapping_info_map or {}
     _check_extent(servers or (), parts.values())
     mappings = {topic: _mapping(part, topic) for topic, part in parts.items()}
     _check_count(len(topics))
     _check_names(mappings)
-    version = configs.dataVersion.value() if configs.dataVersion else DataVersion(timestamp_ms=now_ms)
+    version = configs.data_version.value() if configs.data_version else DataVersion(timestamp_ms=now_ms)
     filter_servers = None if servers is None else tuple(servers)
     return TopicTable(version, topics, mappings, filter_servers, _leave_out(topics, mappings, shared.values()))
 
@@ -292,7 +296,7 @@ def _check_mapped_queues(count: int) -> None:
 def _check_extent(filter_servers: Sequence[str], parts: Collection[MappingBody]) -> None:
     if len(filter_servers) > FILTER_SERVERS_MAX:
         raise BodyError(f"it has more than {FILTER_SERVERS_MAX} filter servers")
-    _check_mapped_queues(len(parts) + sum(len(part.currIdMap or ()) for part in parts))
+    _check_mapped_queues(len(parts) + sum(len(part.curr_id_map or ()) for part in parts))
     for server in filter_servers:
         _name("filter server", server)
 

@@ -30,38 +30,38 @@ GROUPS_A_STEP: Final = 400
 _STRICT, _LEGACY = Dialect.STRICT, Dialect.LEGACY
 
 
-class _BrokerData(msgspec.Struct):
-    brokerName: str  # noqa: N815 - the wire's name
-    brokerAddrs: dict[int, str] | None = None  # noqa: N815 - the wire's name
+class _BrokerData(msgspec.Struct, rename="camel"):
+    broker_name: str
+    broker_addrs: dict[int, str] | None = None
     cluster: str | None = None
-    enableActingMaster: bool = False  # noqa: N815 - the wire's name
-    zoneName: str | None = None  # noqa: N815 - the wire's name
+    enable_acting_master: bool = False
+    zone_name: str | None = None
 
     def value(self) -> BrokerGroup:
         return BrokerGroup(
-            self.brokerName, self.cluster or "", self.brokerAddrs or {}, self.enableActingMaster, self.zoneName
+            self.broker_name, self.cluster or "", self.broker_addrs or {}, self.enable_acting_master, self.zone_name
         )
 
 
-class _QueueData(msgspec.Struct, gc=False):
-    brokerName: str  # noqa: N815 - the wire's name
-    readQueueNums: Int32 = 0  # noqa: N815 - the wire's name
-    writeQueueNums: Int32 = 0  # noqa: N815 - the wire's name
+class _QueueData(msgspec.Struct, gc=False, rename="camel"):
+    broker_name: str
+    read_queue_nums: Int32 = 0
+    write_queue_nums: Int32 = 0
     perm: Int32 = 0
-    topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
-    topicSynFlag: Int32 = 0  # noqa: N815 - spelling of name servers before 4.9
+    topic_sys_flag: Int32 = 0
+    topic_syn_flag: Int32 = 0  # spelling of name servers before 4.9
 
     def value(self) -> QueueSettings:
-        flag = self.topicSysFlag or self.topicSynFlag
-        return QueueSettings(self.readQueueNums, self.writeQueueNums, self.perm, flag)
+        flag = self.topic_sys_flag or self.topic_syn_flag
+        return QueueSettings(self.read_queue_nums, self.write_queue_nums, self.perm, flag)
 
 
-class _Route(msgspec.Struct):
-    brokerDatas: list[_BrokerData] | None = None  # noqa: N815 - the wire's name
-    queueDatas: list[_QueueData] | None = None  # noqa: N815 - the wire's name
-    filterServerTable: dict[str, list[str]] | None = None  # noqa: N815 - the wire's name
-    orderTopicConf: str | None = None  # noqa: N815 - the wire's name
-    topicQueueMappingByBroker: dict[str, MappingBody] | None = None  # noqa: N815 - the wire's name
+class _Route(msgspec.Struct, rename="camel"):
+    broker_datas: list[_BrokerData] | None = None
+    queue_datas: list[_QueueData] | None = None
+    filter_server_table: dict[str, list[str]] | None = None
+    order_topic_conf: str | None = None
+    topic_queue_mapping_by_broker: dict[str, MappingBody] | None = None
 
 
 class RouteQuery(msgspec.Struct, frozen=True, gc=False):
@@ -134,18 +134,18 @@ def decode_route(body: bytes) -> TopicRoute:
     try:
         decoded: _Route = fastjson.decode(body, _Route)
         return TopicRoute(
-            groups=tuple(data.value() for data in decoded.brokerDatas or ()),
-            queues=_queues(decoded.queueDatas or (), "not a route"),
-            filter_servers={key: tuple(servers) for key, servers in (decoded.filterServerTable or {}).items()},
-            mappings={name: part.value("?") for name, part in (decoded.topicQueueMappingByBroker or {}).items()},
-            order_config=decoded.orderTopicConf,
+            groups=tuple(data.value() for data in decoded.broker_datas or ()),
+            queues=_queues(decoded.queue_datas or (), "not a route"),
+            filter_servers={key: tuple(servers) for key, servers in (decoded.filter_server_table or {}).items()},
+            mappings={name: part.value("?") for name, part in (decoded.topic_queue_mapping_by_broker or {}).items()},
+            order_config=decoded.order_topic_conf,
         )
     except fastjson.JsonError as error:
         raise BodyError(f"not a route: {error}") from None
 
 
 def _queues(datas: Collection[_QueueData], problem: str) -> tuple[BrokerQueues, ...]:
-    queues = tuple(BrokerQueues(data.brokerName, data.value()) for data in datas)
+    queues = tuple(BrokerQueues(data.broker_name, data.value()) for data in datas)
     for name, settings in ((each.broker_name, each.settings) for each in queues):
         if not settings.is_within_bounds():
             raise BodyError(
@@ -183,12 +183,12 @@ def encode_member_group(cluster: str, broker_name: str, addresses: Mapping[int, 
     return fastjson.dumps({"brokerMemberGroup": group}, dialect)
 
 
-class _MemberGroup(msgspec.Struct):
-    brokerAddrs: dict[int, str] | None = None  # noqa: N815 - the wire's name
+class _MemberGroup(msgspec.Struct, rename="camel"):
+    broker_addrs: dict[int, str] | None = None
 
 
-class _MemberGroupBody(msgspec.Struct):
-    brokerMemberGroup: _MemberGroup | None = None  # noqa: N815 - the wire's name
+class _MemberGroupBody(msgspec.Struct, rename="camel"):
+    broker_member_group: _MemberGroup | None = None
 
 
 def encode_member_group_query(cluster: str, broker_name: str) -> Request:
@@ -203,10 +203,10 @@ def decode_member_group(body: bytes) -> dict[int, str]:
         BodyError: it is invalid.
     """
     try:
-        group = msgspec.convert(fastjson.loads(body), _MemberGroupBody, strict=False).brokerMemberGroup
+        group = msgspec.convert(fastjson.loads(body), _MemberGroupBody, strict=False).broker_member_group
     except (msgspec.ValidationError, ValueError) as error:
         raise BodyError(f"the members of a broker group cannot be read: {error}") from None
-    return {} if group is None or group.brokerAddrs is None else group.brokerAddrs
+    return {} if group is None or group.broker_addrs is None else group.broker_addrs
 
 
 def encode_topic_list(topics: Sequence[str], broker_address: str | None = None) -> Generator[None, None, list[bytes]]:
@@ -241,8 +241,8 @@ def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSet
         announced: _Route = fastjson.decode(request.body, _Route)
     except fastjson.JsonError as error:
         raise BodyError(f"not a topic's queues: {error}") from None
-    for data in announced.queueDatas or ():
-        if not is_name(data.brokerName):
-            raise BodyError(f"not a topic's queues: brokerName is not a name: {data.brokerName[:80]!r}")
-    queues = _queues(announced.queueDatas or (), "not a topic's queues")
+    for data in announced.queue_datas or ():
+        if not is_name(data.broker_name):
+            raise BodyError(f"not a topic's queues: brokerName is not a name: {data.broker_name[:80]!r}")
+    queues = _queues(announced.queue_datas or (), "not a topic's queues")
     return topic, {each.broker_name: each.settings for each in queues}
