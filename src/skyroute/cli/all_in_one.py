@@ -96,8 +96,8 @@ class _ConsoleInProcess:
             print_line(f"Console      {console.url}")
 
     def _make(self) -> "Console":
-        from skyroute.console.config import ConsoleConfig  # noqa: PLC0415 - an extra
-        from skyroute.console.server import Console  # noqa: PLC0415 - an extra
+        from skyroute.console.config import ConsoleConfig
+        from skyroute.console.server import Console
 
         address, memory = local_address(self._name_server), self._name_server.config.persistence
         host, port, folder = self._settings
@@ -230,10 +230,10 @@ def _run_one_broker(options: UpOptions, name_server: NameServer) -> None:
 
 
 def _run_group(options: UpOptions, name_server: NameServer) -> None:
-    from skyroute.cli.controller_journal import record_in  # noqa: PLC0415 - one broker needs no controller
-    from skyroute.cli.replica_group import ReplicaGroup  # noqa: PLC0415 - as above
-    from skyroute.controller.config import EmbeddedControllerConfig  # noqa: PLC0415 - as above
-    from skyroute.controller.server import ControllerServer  # noqa: PLC0415 - as above
+    from skyroute.cli.controller_journal import record_in
+    from skyroute.cli.replica_group import ReplicaGroup
+    from skyroute.controller.config import EmbeddedControllerConfig
+    from skyroute.controller.server import ControllerServer
 
     shared = {key: value for key, value in options.settings.items() if key == "metricsHost"}
     config = EmbeddedControllerConfig.load(

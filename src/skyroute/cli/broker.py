@@ -81,9 +81,9 @@ def broker(
 
     Takes the options and the properties file of mqbroker. Stops on SIGTERM and SIGINT.
     """
-    from skyroute.broker.broker import Broker  # noqa: PLC0415 - help and completion need no server
-    from skyroute.broker.config import BrokerConfig  # noqa: PLC0415 - as above
-    from skyroute.cli.server_process import print_line, run, server_command  # noqa: PLC0415 - as above
+    from skyroute.broker.broker import Broker
+    from skyroute.broker.config import BrokerConfig
+    from skyroute.cli.server_process import print_line, run, server_command
 
     with server_command("broker", log_settings):
         options |= advertise_option_settings(advertise)

@@ -140,8 +140,8 @@ def console(
         raise click.ClickException(missing)
     if (user_header is not None) != bool(user_header_proxies.networks):
         raise click.UsageError("--user-header and --user-header-from need each other.")
-    from skyroute.console.config import ConsoleConfig, default_folder  # noqa: PLC0415 - an extra
-    from skyroute.console.server import Console  # noqa: PLC0415 - an extra
+    from skyroute.console.config import ConsoleConfig, default_folder
+    from skyroute.console.server import Console
 
     with server_command("console", log_settings):
         served = Console(
@@ -187,9 +187,9 @@ def _journal(text: str) -> tuple[str, Path]:
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 def user(name: str, role: str, data: Path | None, *, remove: bool, password_stdin: bool) -> None:
     """Add a user, change password and role of a user, or remove a user."""
-    from skyroute.console.access.users import Role, make_user, read_users, write_users  # noqa: PLC0415 - an extra
-    from skyroute.console.config import USERS_NAME, default_folder  # noqa: PLC0415 - an extra
-    from skyroute.console.errors import UsersError  # noqa: PLC0415 - an extra
+    from skyroute.console.access.users import Role, make_user, read_users, write_users
+    from skyroute.console.config import USERS_NAME, default_folder
+    from skyroute.console.errors import UsersError
 
     path = (data or default_folder()) / USERS_NAME
     try:

@@ -36,10 +36,10 @@ def controller(
     Takes the options and the properties file of mqcontroller. Its state is on one machine: brokers keep their roles
     while it is down. Stops on SIGTERM and SIGINT.
     """
-    from skyroute.cli.controller_journal import ControllerJournal  # noqa: PLC0415 - as above
-    from skyroute.cli.server_process import print_line, run, server_command  # noqa: PLC0415 - help needs no server
-    from skyroute.controller.config import ControllerConfig  # noqa: PLC0415 - as above
-    from skyroute.controller.server import ControllerServer  # noqa: PLC0415 - as above
+    from skyroute.cli.controller_journal import ControllerJournal
+    from skyroute.cli.server_process import print_line, run, server_command
+    from skyroute.controller.config import ControllerConfig
+    from skyroute.controller.server import ControllerServer
 
     with server_command("controller", log_settings):
         if metrics_port is not None:

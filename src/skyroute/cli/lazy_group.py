@@ -41,7 +41,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in self._lazy_commands and not name.startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches  # noqa: PLC0415 - only for this error
+            from difflib import get_close_matches
 
             close = get_close_matches(name, self._lazy_commands, n=1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {close[0]}?" if close else ""))
@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, command.summary) for name, command in self._lazy_commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only for completion
+        from click.shell_completion import CompletionItem
 
         found = [CompletionItem(name, help=command.summary) for name, command in self._lazy_commands.items()]
         # click.Group's own method would import every command for its summary.

@@ -55,9 +55,9 @@ def nameserver(
     Takes the options and the properties file of mqnamesrv. With enableControllerInNamesrv=true it also runs a
     controller. Stops on SIGTERM and SIGINT.
     """
-    from skyroute.cli.server_process import print_line, run, server_command  # noqa: PLC0415 - help and completion need no server
-    from skyroute.nameserver.config import NameServerConfig  # noqa: PLC0415 - as above
-    from skyroute.nameserver.server import NameServer  # noqa: PLC0415 - as above
+    from skyroute.cli.server_process import print_line, run, server_command
+    from skyroute.nameserver.config import NameServerConfig
+    from skyroute.nameserver.server import NameServer
 
     with server_command("nameserver", log_settings):
         if metrics_port is not None:
@@ -86,13 +86,13 @@ def nameserver(
 
 
 def _load_controller(config_file: str | None, options: dict[str, str]) -> "ControllerConfig":
-    from skyroute.controller.config import EmbeddedControllerConfig  # noqa: PLC0415 - few name servers have one
+    from skyroute.controller.config import EmbeddedControllerConfig
 
     return EmbeddedControllerConfig.load(config_file, options=options, environment=os.environ)
 
 
 def _controller_server(config: "ControllerConfig", name_server: "NameServer") -> "ControllerServer":
-    from skyroute.cli.controller_journal import record_in  # noqa: PLC0415 - few name servers have one
-    from skyroute.controller.server import ControllerServer  # noqa: PLC0415 - as above
+    from skyroute.cli.controller_journal import record_in
+    from skyroute.controller.server import ControllerServer
 
     return ControllerServer(config, record=partial(record_in, name_server), find_enforcer=lambda: name_server.enforcer)

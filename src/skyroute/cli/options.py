@@ -83,8 +83,8 @@ def name_servers_option(command: F) -> F:
 
 
 def _credentials_in(path: str) -> "Credentials":
-    from skyroute.client.session.signing import Credentials  # noqa: PLC0415 - help needs no client
-    from skyroute.settings.errors import ConfigError  # noqa: PLC0415 - as above
+    from skyroute.client.session.signing import Credentials
+    from skyroute.settings.errors import ConfigError
 
     try:
         return Credentials.from_file(path)
@@ -106,7 +106,7 @@ def client_options(command: F) -> Any:
     ) -> Any:
         client: ClientArguments = {"tls": tls}
         if access_key:
-            from skyroute.client.session.signing import Credentials  # noqa: PLC0415 - help needs no client
+            from skyroute.client.session.signing import Credentials
 
             if not secret_key:
                 raise click.UsageError("--access-key needs --secret-key, or ROCKETMQ_SECRET_KEY.")

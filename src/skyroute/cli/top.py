@@ -100,7 +100,7 @@ def top(
                 if as_json:
                     print_json(_as_values(sample))
                     return
-            from skyroute.cli.top_screen import print_screen, show_live  # noqa: PLC0415 - an extra
+            from skyroute.cli.top_screen import print_screen, show_live
 
             if once:
                 print_screen(sample)

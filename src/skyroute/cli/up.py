@@ -80,7 +80,7 @@ def up(
     """
     if advertise and replicas > 1 and "advertisedPort" in advertise_option_settings(advertise):
         raise click.BadParameter("with --replicas, give HOST: each broker has its own port", param_hint="--advertise")
-    from skyroute.cli.all_in_one import UpOptions, run_cluster  # noqa: PLC0415 - help and completion need no server
+    from skyroute.cli.all_in_one import UpOptions, run_cluster
 
     run_cluster(
         UpOptions(

@@ -170,8 +170,8 @@ async def cluster_rt(
     Sends messages to the topic with the broker's name, which every broker has.
     """
     # Only this command needs a producer, and its import is slow.
-    from skyroute.client.producing.producer import Producer  # noqa: PLC0415 - see above
-    from skyroute.message.message import Message  # noqa: PLC0415 - see above
+    from skyroute.client.producing.producer import Producer
+    from skyroute.message.message import Message
 
     async with Producer("skyroute_admin_cluster_rt", session=admin.session, retries=0) as producer:
 

@@ -416,7 +416,7 @@ async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) ->
 
 def _producer(admin: Admin, *, trace: bool = False) -> "Producer":
     # Most commands need no producer, and its import is slow.
-    from skyroute.client.producing.producer import Producer  # noqa: PLC0415 - see above
+    from skyroute.client.producing.producer import Producer
 
     return Producer(f"admin-{time.time_ns() // 1_000_000}", session=admin.session, trace=trace)
 
