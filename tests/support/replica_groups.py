@@ -64,6 +64,11 @@ class ReplicaGroup:
     async def kill(self, number: int) -> None:
         await self.brokers.pop(number).kill()
 
+    async def restart_controller(self) -> None:
+        """Start a stopped controller on another port, which listens before it replaces a master."""
+        self.controller = ControllerServer(controller_config(self.folder, settle_s=3600.0))
+        await self.controller.start()
+
     def roles(self, number: int) -> Roles:
         roles = self.brokers[number].components.roles
         assert roles is not None
@@ -97,19 +102,22 @@ class ReplicaGroup:
         await eventually(is_so, f"brokers {numbers} are in sync")
 
 
-@asynccontextmanager
-async def replica_group(folder: Path, brokers: int = 0, **settings: Any) -> AsyncIterator[ReplicaGroup]:
-    config = ControllerConfig(
+def controller_config(folder: Path, *, settle_s: float = 0.0) -> ControllerConfig:
+    return ControllerConfig(
         listen_port=0,
         bind_address="127.0.0.1",
         settings_file=str(folder / "controller.properties"),
         store_path=str(folder / "controller"),
-        settle_s=0.0,
+        settle_s=settle_s,
         scan_interval_s=0.5,
         master_scan_interval_s=0.5,
     )
+
+
+@asynccontextmanager
+async def replica_group(folder: Path, brokers: int = 0, **settings: Any) -> AsyncIterator[ReplicaGroup]:
     async with running(folder) as name_server:
-        controller = ControllerServer(config)
+        controller = ControllerServer(controller_config(folder))
         await controller.start()
         group = ReplicaGroup(name_server, controller, folder)
         try:
@@ -121,4 +129,4 @@ async def replica_group(folder: Path, brokers: int = 0, **settings: Any) -> Asyn
         finally:
             for number in list(group.brokers):
                 await group.stop(number)
-            await controller.stop()
+            await group.controller.stop()

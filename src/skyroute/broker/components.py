@@ -365,6 +365,12 @@ class Components:
         """Whether this broker appends messages by itself: it is a master."""
         return self.ha_slave is None and (self.roles is None or self.roles.is_master)
 
+    def _has_master(self) -> bool | None:
+        """Return whether a master sends to this broker; None if it is master itself."""
+        if self.roles is not None:
+            return None if self.roles.is_master else self.roles.mode.is_connected
+        return None if self.ha_slave is None else self.ha_slave.is_connected
+
     def _now_ms(self) -> int:
         return int(self.clock.wall() * 1000)
 
@@ -589,7 +595,6 @@ class Components:
 
     def _for_consumers(self) -> dict[int, Handler]:
         announce = self.registrar.announce
-        slave = self.ha_slave
         pull = PullHandlers(
             self.store,
             long_polling=self.long_polling,
@@ -602,7 +607,7 @@ class Components:
             identity=self.identity,
             monotonic=self.clock.monotonic,
             make_recheck=None if self.enforcer is None else self.enforcer.recheck,
-            has_master=None if self.ha_slave is None else lambda: slave is not None and slave.is_connected,
+            has_master=None if self.ha_slave is None and self.roles is None else self._has_master,
         )
         clients = ClientHandlers(
             *(

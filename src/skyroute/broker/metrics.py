@@ -367,11 +367,10 @@ def _controlled_replication(components: Components, roles: Roles) -> tuple[int, 
     """Return, in controller mode, the replicas in sync, the lags of slaves, and whether a master sends to this one."""
     state, end, now = roles.mode.state, components.store.max_position, components.clock.monotonic()
     if state is None:
-        follower = roles.mode.follower
-        return 0, [], follower is not None and bool(follower.master)
+        return 0, [], roles.mode.is_connected
     followers = [follower for _, follower, _ in roles.mode.sender.slaves()]
     lags = [(max(end - (each.acked or 0), 0), 0.0 if each.has(end) else now - each.caught_up_at) for each in followers]
-    return state.in_sync_count, lags, False
+    return roles.mode.in_sync_count, lags, False
 
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:

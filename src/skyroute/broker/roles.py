@@ -27,8 +27,10 @@ from skyroute.remoting.background import Background
 from skyroute.remoting.client import connect
 from skyroute.remoting.errors import ConnectError, RefusedError
 from skyroute.remoting.signing import Signer
+from skyroute.wire.calls.query import encode_view
 from skyroute.wire.calls.replication import decode_group_addresses, encode_group_addresses_query
 from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
 
 log = logging.getLogger(__name__)
 
@@ -169,17 +171,31 @@ class Roles:
         Raises:
             RemotingError, RefusedError: the master does not respond with it.
         """
-        channel = await connect(master_address, tls=self._tls, timeout_s=CALL_S, signer=self._signer)
-        try:
-            response = await channel.call(encode_group_addresses_query(), CALL_S)
-        finally:
-            channel.close()
+        response = await self._ask(master_address, encode_group_addresses_query())
         if response.code != ResponseCode.SUCCESS:
             raise RefusedError(response.code, response.remark or "no remark")
         address = decode_group_addresses(response).master_ha_address
         if not address:
             raise ConnectError(f"{master_address} has no replication port")
         return address
+
+    async def read_record(self, master_address: str, position: int) -> bytes | None:
+        """Return the record at a position of a master's log, empty if there is none; None if it does not say.
+
+        Raises:
+            RemotingError: the master does not respond.
+        """
+        response = await self._ask(master_address, encode_view("", position))
+        if response.code == ResponseCode.SUCCESS:
+            return response.body
+        return b"" if response.code == ResponseCode.SYSTEM_ERROR else None
+
+    async def _ask(self, address: str, request: Request) -> Response:
+        channel = await connect(address, tls=self._tls, timeout_s=CALL_S, signer=self._signer)
+        try:
+            return await channel.call(request, CALL_S)
+        finally:
+            channel.close()
 
     # What the appender asks
 
@@ -189,8 +205,8 @@ class Roles:
         Raises:
             RefusedError: fewer are than `minInSyncReplicas`.
         """
-        state, least = self.mode.state, self._config.min_in_sync_replicas
-        in_sync = 0 if state is None else state.in_sync_count
+        least = self._config.min_in_sync_replicas
+        in_sync = self.mode.in_sync_count
         if in_sync < least:
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR, f"{NOT_ENOUGH}: {in_sync} in sync (expected minInSyncReplicas={least})"
@@ -198,13 +214,19 @@ class Roles:
 
     def wait_for(self, log_end: int, then: Callable[[Replicated], None]) -> None:
         """Call `then` once enough slaves have the log up to a position, or the timeout is over."""
-        slaves = ALL_MEMBERS if self._config.all_ack_in_sync_set else self._config.in_sync_replicas - 1
+        slaves = ALL_MEMBERS if self._config.all_ack_in_sync_set else self._slaves_needed()
         if self.mode.state is None:
             then(Replicated.LATE)
         elif self._reached(slaves) >= log_end:
             then(Replicated.DONE)
         else:
             self._waits.wait_for(log_end, slaves, then)
+
+    def _slaves_needed(self) -> int:
+        config, replicas = self._config, self._config.in_sync_replicas
+        if config.auto_in_sync_replicas and replicas > 1:
+            replicas = max(min(replicas, self.mode.in_sync_count), config.min_in_sync_replicas)
+        return replicas - 1
 
     def _note_acks(self) -> None:
         self._waits.advance(self._reached)
@@ -213,4 +235,5 @@ class Roles:
         state = self.mode.state
         if state is None:
             return 0
-        return state.confirm(self._store.max_position) if slaves == ALL_MEMBERS else state.reached(slaves)
+        end = self._store.max_position
+        return state.confirm(end) if slaves == ALL_MEMBERS else state.reached(slaves, end)

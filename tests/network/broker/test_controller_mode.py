@@ -45,6 +45,11 @@ def stored(group: ReplicaGroup, number: int) -> set[bytes]:
     return {body for queue_id in store.queue_ids(TOPIC) for body in bodies(store, TOPIC, queue_id)}
 
 
+def failure(group: ReplicaGroup, number: int) -> str:
+    follower = group.mode(number).follower
+    return "" if follower is None else follower.failure
+
+
 async def test_the_first_broker_becomes_master_and_the_others_follow(tmp_path: Path) -> None:
     async with replica_group(tmp_path, 3) as group, producer(group) as sender:
         assert group.master == 1
@@ -158,3 +163,93 @@ async def test_a_learner_follows_and_never_joins(tmp_path: Path) -> None:
         state = group.mode(1).state
         assert state is not None
         assert state.members == {1}
+
+
+async def test_sends_do_not_wait_for_slaves_by_default(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 1, all_ack_in_sync_set=False) as group, producer(group) as sender:
+        await send_until_accepted(sender, b"first")
+        assert (await sender.send(Message(TOPIC, b"second"))).status.name == "OK"
+
+
+async def test_a_slave_that_lags_does_not_reset_consumers(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 1) as group, producer(group) as sender:
+        await send_until_accepted(sender, b"one")
+        await group.start(2, slave_read_enabled=True)
+        await group.in_sync(1, 2)
+        await eventually(lambda: group.brokers[2].components.topics.get(TOPIC) is not None)
+        pull = {
+            **{"consumerGroup": "g", "topic": TOPIC, "queueId": "0", "maxMsgNums": "32", "sysFlag": "5"},
+            **{"commitOffset": "7", "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0"},
+            **{"queueOffset": "9", "expressionType": "TAG"},
+        }
+        async with connection_to(group.brokers[2].address) as line:
+            answer = await line.call(11, pull)
+            assert (answer.code, answer.fields["nextBeginOffset"]) == (20, "9"), "the master may have these messages"
+        assert group.brokers[2].components.offsets.get("g", TOPIC, 0) is None, "offsets are the master's"
+
+
+async def test_a_change_of_role_that_failed_is_tried_again(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 2) as group:
+        in_the_way = tmp_path / "store-2" / "config" / "delayOffset.json"
+        in_the_way.unlink(missing_ok=True)
+        in_the_way.mkdir(parents=True)
+        await group.kill(1)
+        await eventually(lambda: group.mode(2).master_epoch == 2)
+        assert not group.roles(2).is_master
+        in_the_way.rmdir()
+        await eventually(lambda: group.roles(2).is_master, "broker 2 is master")
+
+
+async def test_a_forged_notice_changes_no_role(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 2) as group, connection_to(group.brokers[1].address) as line:
+        forged = {"masterBrokerId": "2", "masterAddress": "10.0.0.9:10911", "masterEpoch": "99"}
+        body = b'{"syncStateSet":[2],"syncStateSetEpoch":99}'
+        assert (await line.call(1008, forged | {"syncStateSetEpoch": "99"}, body)).code == 0
+        await group.in_sync(1, 2)
+        assert (group.master, group.mode(1).master_epoch) == (1, 1)
+
+
+async def test_a_notice_is_confirmed_by_the_controller_at_once(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 2, role_check_interval_s=3600.0) as group:
+        await group.kill(1)
+        await eventually(lambda: group.master == 2, "broker 2 is master")
+
+
+async def fork_the_log_of_the_master(group: ReplicaGroup, sender: Producer, *lost_and_new: bytes) -> None:
+    """Stop broker 1, the master, and start it with other records in the same epoch than broker 2 has."""
+    folder = group.folder / "store-1"
+    end = group.log_end(1)
+    await send_until_accepted(sender, b"lost")
+    await group.in_sync(1, 2)
+    await group.stop(2)
+    await group.in_sync(1)
+    await group.controller.stop()  # it would begin another epoch
+    await group.stop(1)
+    (log,) = (folder / "commitlog").iterdir()
+    content = log.read_bytes()
+    log.write_bytes(content[:end] + bytes(len(content) - end))
+    (folder / "abort").touch()
+    await group.restart_controller()
+    await group.start(1)
+    assert group.mode(1).master_epoch == 1
+    assert group.log_end(1) == end
+    for body in lost_and_new:
+        await send_until_accepted(sender, body)
+
+
+async def test_a_slave_keeps_what_its_master_has_lost(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 2) as group, producer(group) as sender:
+        await send_until_accepted(sender, b"both")
+        await fork_the_log_of_the_master(group, sender)
+        await group.start(2)
+        await eventually(lambda: "lost records" in failure(group, 2))
+        assert {b"both", b"lost"} == stored(group, 2)
+
+
+async def test_a_slave_does_not_follow_a_master_that_has_other_records_of_its_epoch(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 2) as group, producer(group) as sender:
+        await send_until_accepted(sender, b"both")
+        await fork_the_log_of_the_master(group, sender, b"new 1", b"new 2")
+        await group.start(2)
+        await eventually(lambda: "another history" in failure(group, 2))
+        assert {b"both", b"lost"} == stored(group, 2)

@@ -1,6 +1,5 @@
 """Requests of controllers, slaves and tools to a broker in controller mode."""
 
-import asyncio
 from typing import Final
 
 from skyroute.broker.config import BrokerConfig
@@ -13,7 +12,6 @@ from skyroute.wire.calls.controller import (
     Epoch,
     EpochHistory,
     decode_master,
-    decode_sync_state,
     encode_epochs,
 )
 from skyroute.wire.calls.replication import FollowerInfo, ReplicaInfo, ReplicationStatus, encode_replication_status
@@ -31,14 +29,10 @@ class ControllerHandlers:
         self._store = store
         self._identity = identity
         self._config = config
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def role_changed(self, request: Request, peer: Peer) -> Answer:
-        """Take over the role that a controller gives (1008). The change takes a moment; the response does not wait."""
-        notice = self._roles.mode.notice(decode_master(request.fields), decode_sync_state(request.body))
-        task = asyncio.get_running_loop().create_task(notice)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        """Look at the role at once, because a controller announces a new master (1008)."""
+        self._roles.mode.notice(decode_master(request.fields))
         return Response()
 
     def epochs(self, request: Request, peer: Peer) -> Answer:

@@ -126,9 +126,9 @@ class PullHandlers:
         identity: Identity,
         monotonic: Callable[[], float],
         make_recheck: MakeRecheck | None = None,
-        has_master: Callable[[], bool] | None = None,
+        has_master: Callable[[], bool | None] | None = None,
     ) -> None:
-        """`has_master` is given on a slave: whether its master sends to it."""
+        """`has_master` is given if this broker may be a slave: whether its master sends to it; None: it is master."""
         self._store = store
         self._long_polling = long_polling
         self._topics = topics
@@ -149,10 +149,11 @@ class PullHandlers:
         accepted = self.admit(question, request.code, peer)
         if isinstance(accepted, Response):
             return accepted
-        if question.commit_offset is not None and self._has_master is None:
+        has_master = None if self._has_master is None else self._has_master()
+        if question.commit_offset is not None and has_master is None:
             self._offsets.commit(question.group, question.topic, question.queue_id, question.commit_offset)
         read = self.read(question, question.offset, accepted)
-        if self._has_master is not None and read.status is not PullStatus.FOUND and self._has_master():
+        if has_master and read.status is not PullStatus.FOUND:
             # The master may have more: the consumer asks it at once.
             return self.respond(question, read._replace(status=PullStatus.NO_MATCHED_MESSAGE))
         if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._long_polling.is_full:
@@ -256,7 +257,7 @@ class PullHandlers:
                 status = PullStatus.OFFSET_ILLEGAL
             if self._topics.is_batch_topic(topic):
                 found = found._replace(min_offset=NO_MIN_OFFSET)
-        if status is PullStatus.OFFSET_ILLEGAL and self._has_master is not None:
+        if status is PullStatus.OFFSET_ILLEGAL and self._has_master is not None and self._has_master() is not None:
             # Only the master knows which offsets are wrong: a slave may lag, and may have begun later.
             return _Read(PullStatus.NO_NEW_MESSAGE, remark, found._replace(next_offset=offset))
         return _Read(status, remark, found)

@@ -42,6 +42,8 @@ START_RETRY_S: Final = 2.0
 APPLY_RETRY_S: Final = 1.0
 """Longest random pause before another application for an id, so that brokers that start together do not collide."""
 TICK_S: Final = 1.0
+NOTICE_GAP_S: Final = 0.1
+"""Pause after a notice that the controller did not confirm: forged ones must not become a load on it."""
 
 
 class RoleHooks(Protocol):
@@ -61,6 +63,9 @@ class RoleHooks(Protocol):
 
     async def find_log_port(self, master_address: str) -> str:
         """Return the address of a master's replication port."""
+
+    async def read_record(self, master_address: str, position: int) -> bytes | None:
+        """Return the record at a position of a master's log, empty if there is none; None if it does not say."""
 
 
 class ControllerMode:
@@ -92,6 +97,10 @@ class ControllerMode:
         self._changing = asyncio.Lock()
         self._set_checks = asyncio.Event()
         """Set when the sync state set may have to change."""
+        self._role_checks = asyncio.Event()
+        """Set by a notice of a new master."""
+        self._has_role = False
+        """Whether the change to the role of this epoch is complete."""
         self.on_acked: Callable[[], None] | None = None
         """Called when slaves have acknowledged, or the sync state set has changed."""
         self.broker_id: int | None = None
@@ -111,6 +120,18 @@ class ControllerMode:
     def state(self) -> SyncState | None:
         """The sync state set while this broker is master."""
         return self.sender.state
+
+    @property
+    def in_sync_count(self) -> int:
+        """Number of replicas in sync, the master included; 0 if this broker is not master.
+
+        A member that is silent as long as a dead broker, or for two heartbeats of replication, is not in sync.
+        """
+        if self.state is None:
+            return 0
+        config = self._config
+        silence_s = max(config.controller_lease_s, 2 * config.ha_heartbeat_s)
+        return self.state.in_sync_count(self._clock.monotonic() - silence_s)
 
     @property
     def epoch_file(self) -> EpochFile:
@@ -215,7 +236,7 @@ class ControllerMode:
             *(own.cluster, own.name, self.broker_id, own.address),
             epoch=self._epoch_file.epochs.last_number,
             max_offset=self._store.max_position,
-            confirm_offset=self.sender.confirmed,
+            confirm_offset=self.sender.confirmed if self.follower is None else self.follower.confirmed,
             priority=config.election_priority,
             timeout_s=config.controller_lease_s,
         )
@@ -241,23 +262,40 @@ class ControllerMode:
                 log.warning("epochs of removed files not dropped reason=%s", error)
 
     async def _watch_role(self) -> None:
-        """Ask for the role at an interval, because a notice may be lost."""
+        """Ask for the role after a notice, and at an interval, because a notice may be lost."""
         while True:
-            await asyncio.sleep(self._config.role_check_interval_s)
-            await self._check_role()
+            try:
+                async with asyncio.timeout(self._config.role_check_interval_s):
+                    await self._role_checks.wait()
+            except TimeoutError:
+                await self._check_role()
+                continue
+            self._role_checks.clear()
+            before = self.master_epoch
+            if not await self._check_role():
+                await self._check_role()  # the controller that led before may be gone
+            if self.master_epoch == before:
+                await asyncio.sleep(NOTICE_GAP_S)
 
-    async def _check_role(self) -> None:
+    async def _check_role(self) -> bool:
+        """Take over the role that the controller says; return False if there was no response."""
         try:
             master, sync = await self._client.replica_info(self._identity.name)
             if master.broker_id is None and (master.master_epoch or 0) > self.master_epoch:
                 master, sync = await self._elect()
-            await self._apply(master, sync)
         except RefusedError as error:
             log.debug("role not known reason=%s", error)
             if error.code == ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST:
                 await self._register_again()
+            return True
         except (SkyrouteError, OSError) as error:
             log.debug("role not known reason=%s", error)
+            return False
+        try:
+            await self._apply(master, sync)
+        except (SkyrouteError, OSError) as error:
+            log.warning("role not changed, tried again epoch=%s reason=%s", master.master_epoch, error)
+        return True
 
     async def _register_again(self) -> None:
         try:
@@ -267,10 +305,10 @@ class ControllerMode:
 
     # Roles
 
-    async def notice(self, master: MasterFields, sync: SyncStateFields) -> None:
-        """Apply a controller's notice of a new master (1008)."""
-        if self.broker_id is not None:
-            await self._apply(master, sync)
+    def notice(self, master: MasterFields) -> None:
+        """Ask the controller for the role, because of a notice of a new master (1008), which anyone could send."""
+        if (master.master_epoch or 0) > self.master_epoch:
+            self._role_checks.set()
 
     async def _apply(self, master: MasterFields, sync: SyncStateFields) -> None:
         """Take over role and sync state set, if they are newer."""
@@ -278,14 +316,16 @@ class ControllerMode:
             epoch = master.master_epoch or 0
             if master.broker_id is None or epoch < self.master_epoch:
                 return
-            if epoch == self.master_epoch and self.master_id is not None:
+            if epoch == self.master_epoch and self._has_role:
                 self._take_sync_set(sync)
                 return
+            self._has_role = False
             was_master = self.is_master
             if master.broker_id == self.broker_id:
                 await self._lead(epoch, sync, goes_on=was_master)
             else:
                 await self._follow(master.broker_id, master.address or "", epoch)
+            self._has_role = True
 
     async def _lead(self, epoch: int, sync: SyncStateFields, *, goes_on: bool) -> None:
         assert self.broker_id is not None, "a broker without an id is not elected"
@@ -332,6 +372,7 @@ class ControllerMode:
             self._clock,
             SlaveHello(self.broker_id, from_last_file=config.sync_from_last_file, is_learner=config.is_learner),
             find_address=lambda: self._hooks.find_log_port(self.master_address),
+            read_record=lambda position: self._hooks.read_record(self.master_address, position),
             on_arrived=self._on_arrived,
             on_confirmed=self._hooks.confirm,
         )
@@ -347,6 +388,11 @@ class ControllerMode:
     @property
     def follower(self) -> LogFollower | None:
         return None if self._follower is None else self._follower[0]
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a master sends to this broker."""
+        return self._follower is not None and bool(self._follower[0].master)
 
     # Sync state set
 

@@ -43,6 +43,7 @@ class LogFollower:
         hello: SlaveHello,
         *,
         find_address: Callable[[], Awaitable[str]],
+        read_record: Callable[[int], Awaitable[bytes | None]],
         on_arrived: Callable[[dict[tuple[str, int], None]], None],
         on_confirmed: Callable[[int], None],
     ) -> None:
@@ -52,18 +53,22 @@ class LogFollower:
         self._clock = clock
         self._hello = hello
         self._find_address = find_address
+        self._read_record = read_record
         self._on_arrived = on_arrived
         self._on_confirmed = on_confirmed
-        self._confirmed = 0
+        self.confirmed = 0
+        """Position up to which all members of the sync state set have the log, as far as this log has it."""
         self.master = ""
         """Address of the master's replication port, while connected."""
+        self.failure = ""
+        """Why the last connection ended."""
 
     def __repr__(self) -> str:
         return f"<LogFollower id={self._hello.broker_id} master={self.master or 'none'}>"
 
     async def run(self) -> None:
         """Connect to the master and follow it; connect again after a failure."""
-        pause_s, last_reason = RETRY_S, ""
+        pause_s = RETRY_S
         while True:
             try:
                 await self._follow()
@@ -71,10 +76,10 @@ class LogFollower:
                 reason = str(error) or type(error).__name__
             else:
                 reason = "the connection ended"
-            level = logging.DEBUG if reason == last_reason else logging.WARNING
+            level = logging.DEBUG if reason == self.failure else logging.WARNING
             log.log(level, "replication interrupted master=%s reason=%s", self.master or "unknown", reason)
             pause_s = RETRY_S if self.master else min(2 * pause_s, RETRY_MAX_S)
-            last_reason, self.master = reason, ""
+            self.failure, self.master = reason, ""
             await asyncio.sleep(pause_s)
 
     async def _follow(self) -> None:
@@ -111,6 +116,7 @@ class LogFollower:
                 for found in stream.feed(data):
                     if isinstance(found, MasterHello):
                         self._agree(found)
+                        await self._compare()
                         has_agreed, self.master = True, address
                         log.info("following master=%s position=%d", address, self._store.max_position)
                     else:
@@ -118,7 +124,7 @@ class LogFollower:
             if has_agreed:
                 writer.write(encode_ack(self._store.max_position))
                 await self._dispatch()
-                self._on_confirmed(self._confirmed)
+                self._on_confirmed(self.confirmed)
 
     def _agree(self, master: MasterHello) -> None:
         """Cut the log where it differs from the master's.
@@ -140,7 +146,30 @@ class LogFollower:
                 f"this log and the master's have no common epoch (own {own.entries[-3:]}, master's "
                 f"{master.epochs[-3:]}): empty the store folder to replicate everything"
             )
+        if end < store.max_position and end == master.log_end and master.epochs[-1].number == own.last_number:
+            raise ForeignLogError(
+                f"the master's log ends at {end}, this one at {store.max_position}, both in epoch {own.last_number}: "
+                "the master has lost records, nothing was changed; elect this broker (electMaster), or empty its store"
+            )
         self._cut(end)
+
+    async def _compare(self) -> None:
+        """Compare the newest record with the master's: a master that lost records in an epoch may have written others.
+
+        Raises:
+            ForeignLogError: they differ; nothing is changed.
+        """
+        newest, end = self._store.newest_record(), self._store.max_position
+        if newest is None:
+            return
+        position, record = newest
+        theirs = await self._read_record(position)
+        is_kept = end % self._config.commit_log_file_bytes > 0  # else the master may have removed the record's file
+        if theirs is not None and theirs != record and (theirs or is_kept):
+            raise ForeignLogError(
+                f"the record at {position} differs from the master's: this log has another history, nothing was "
+                "changed; elect this broker (electMaster), or empty its store"
+            )
 
     def _cut(self, end: int) -> None:
         store = self._store
@@ -156,11 +185,11 @@ class LogFollower:
             ForeignLogError: it does not continue this log.
         """
         store, epochs = self._store, self._epoch_file.epochs
-        if header.epoch.number > epochs.last_number:
+        if header.epoch.number > epochs.last_number and header.epoch.start <= header.position:
             self._epoch_file.replace(epochs.follow(header.epoch))
         if data:
             store.append_raw(header.position, data)
-        self._confirmed = min(header.confirmed, store.max_position)
+        self.confirmed = min(header.confirmed, store.max_position)
 
     async def _dispatch(self) -> None:
         has_more = True

@@ -152,9 +152,9 @@ class SlaveConnection(asyncio.Protocol):
 
     def beat(self) -> None:
         """Send a heartbeat, which also has the confirmed position."""
-        epochs = self._sender.epochs
-        if self.position is not None and epochs:
-            self._write_frame(self.position, b"", epochs.entries[-1])
+        epoch = None if self.position is None else self._sender.epochs.at(self.position)
+        if self.position is not None and epoch is not None:  # a later epoch would stand for records it does not have
+            self._write_frame(self.position, b"", epoch[0])
 
     def _write_frame(self, position: int, data: bytes, epoch: Epoch) -> None:
         header = FrameHeader(position, len(data), epoch, self._sender.confirmed)

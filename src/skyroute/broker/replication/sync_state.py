@@ -7,6 +7,7 @@ records like a member, then, once it has all older ones, the controller is asked
 """
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from skyroute.broker.replication.epochs import Epochs
@@ -25,6 +26,8 @@ class Follower:
     is_learner: bool = False
     acked: int | None = None
     """The end of its log; None before its first report."""
+    acked_at: float = -inf
+    """When it last reported."""
     caught_up_at: float = 0.0
     """When it last had all of the log."""
     sent_at: float = 0.0
@@ -59,10 +62,13 @@ class SyncState:
         joining = {each.broker_id for each in self.followers.values() if each.join_at is not None}
         return (self.members | self.asked | joining) - {self.own_id}
 
-    @property
-    def in_sync_count(self) -> int:
-        """Number of replicas in sync, the master included."""
-        return max(len(self.members), len(self.asked))
+    def in_sync_count(self, heard_after: float) -> int:
+        """Return the number of members that reported after a time, the master included.
+
+        A master that is cut off cannot change the set, so the size of the set does not count.
+        """
+        reported = (self.followers.get(member) for member in self.members - {self.own_id})
+        return 1 + sum(each is not None and each.acked_at >= heard_after for each in reported)
 
     def take(self, members: frozenset[int], epoch: int) -> bool:
         """Take over the set that the controller has; return False if it is older."""
@@ -88,14 +94,16 @@ class SyncState:
         self.confirmed = max(confirmed, self.confirmed)
         return self.confirmed
 
-    def reached(self, replicas: int) -> int:
-        """Return the position up to which a number of slaves have the log."""
+    def reached(self, replicas: int, log_end: int) -> int:
+        """Return the position up to which a number of slaves have the log; its end if none has to."""
+        if replicas <= 0:
+            return log_end
         ends = sorted((each.acked or 0 for each in self.followers.values()), reverse=True)
-        return ends[replicas - 1] if 0 < replicas <= len(ends) else 0
+        return ends[replicas - 1] if replicas <= len(ends) else 0
 
     def note_ack(self, follower: Follower, end: int, log_end: int, now: float) -> None:
         """Note the end of a slave's log."""
-        follower.acked = end
+        follower.acked, follower.acked_at = end, now
         if end >= log_end:
             follower.caught_up_at = now
         elif end >= follower.sent_end:

@@ -435,8 +435,9 @@ class MessageStore(StoreReader):
             self._checkpoint.note_confirmed(self._log.end if confirmed is None else min(confirmed, self._log.end))
 
     def newest_record(self) -> tuple[int, bytes] | None:
-        """Return position and content of the newest record that a queue has; None if there is none."""
+        """Return position and content of the newest record that a queue has or will have; None if there is none."""
         units = [unit[0] for queue in self._queues.by_key.values() if (unit := queue.newest_unit()) is not None]
+        units += [record[2] for record in self._dispatcher.pending[-1:]]
         for position in sorted(units, reverse=True)[:2]:
             if (record := self._log.record_at(position)) is not None:
                 return position, record

@@ -10,7 +10,10 @@ PATIENCE_S = 15.0
 
 def master(*members: int, **acked: int) -> SyncState:
     """Broker 1 as master; `b2=700` is broker 2, which is connected and has the log up to 700."""
-    followers = {int(name[1:]): Follower(int(name[1:]), acked=end, caught_up_at=100.0) for name, end in acked.items()}
+    followers = {
+        int(name[1:]): Follower(int(name[1:]), acked=end, acked_at=100.0, caught_up_at=100.0)
+        for name, end in acked.items()
+    }
     return SyncState(1, frozenset({1, *members}), 5, confirmed=600, followers=followers)
 
 
@@ -30,14 +33,26 @@ def test_the_confirmed_position_never_goes_back() -> None:
 
 def test_a_send_may_need_a_number_of_slaves() -> None:
     state = master(2, 3, b2=900, b3=800)
-    assert (state.reached(1), state.reached(2), state.reached(3)) == (900, 800, 0)
+    assert [state.reached(slaves, 1000) for slaves in (1, 2, 3)] == [900, 800, 0]
+
+
+def test_a_send_that_needs_no_slave_does_not_wait() -> None:
+    assert master(2, b2=900).reached(0, 1000) == 1000
+
+
+def test_a_member_that_is_silent_or_not_connected_is_not_in_sync() -> None:
+    state = master(2, 3, 4, b2=900, b3=900)
+    assert state.in_sync_count(heard_after=90.0) == 3
+    state.note_ack(state.followers[3], 900, 900, 110.0)
+    assert state.in_sync_count(heard_after=105.0) == 2
+    state.followers.clear()
+    assert state.in_sync_count(heard_after=105.0) == 1
 
 
 def test_until_the_controller_has_answered_both_sets_must_acknowledge() -> None:
     state = master(2, b2=900, b3=700)
     state.asked = frozenset({1, 3})
     assert state.confirm(1000) == 700
-    assert state.in_sync_count == 2
     assert state.take(frozenset({1, 3}), 6)
     assert state.confirm(1000) == 700
     assert not state.take(frozenset({1, 2, 3}), 5)
