@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from skyroute.message.errors import ExpressionError, RecordError, TagExpressionError
 from skyroute.message.properties import decode_properties, find_property
-from skyroute.message.property_names import RETRY_TOPIC
+from skyroute.message.property_names import ORIGIN_GROUP, RETRY_TOPIC
 from skyroute.message.record import decode_record
 from skyroute.message.sql92 import Condition, compile_expression
 from skyroute.message.tags import EVERY_TAG, parse_tag_expression
@@ -107,6 +107,19 @@ def retry_filter(plain: Filter, subscriptions: Iterable[Subscription]) -> Filter
         return condition is None or condition(record)
 
     return Filter(plain.accept_code, accept) if expressions else plain
+
+
+def group_filter(group: str) -> Filter:
+    """Return a filter for retried messages of a group, in a retry topic whose name may be that of other groups too."""
+
+    def accept(record: bytes) -> bool:
+        try:
+            origin = find_property(decode_record(record).raw_properties, ORIGIN_GROUP)
+        except RecordError:
+            return False
+        return origin is None or origin == group  # brokers before 5.5 do not say whose it is
+
+    return Filter(accept_record=accept)
 
 
 class _CompiledConditions:

@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
+from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.pop_records import CheckPoint
+from skyroute.wire.codes import ResponseCode
 
 BATCHES_MAX: Final = 500_000
 """Batches in flight of all groups, each of up to 32 messages."""
+
+GROUP_BATCHES_MAX: Final = 100_000
+"""Batches in flight of one group: no group can take the room of all others."""
 
 BUFFER_MS: Final = 3_000
 """Time after which the check point of a batch is written. A batch that is finished before writes nothing."""
@@ -37,8 +42,8 @@ class Batch:
     """Messages of one queue that were popped together, and which of them are not acknowledged."""
 
     __slots__ = (
-        "attempts", "due_ms", "invisible_ms", "is_done", "is_written", "key", "left", "offsets", "revive_queue_id",
-        "suspended",
+        "attempts", "due_ms", "held_since_ms", "invisible_ms", "is_done", "is_written", "key", "left", "offsets",
+        "revive_queue_id", "suspended",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +70,8 @@ class Batch:
         self.attempts = 0
         """Failed attempts to redeliver."""
         self.due_ms = self.visible_at_ms
+        self.held_since_ms = key.popped_at_ms
+        """Since when messages are only in memory; longer than the batch exists if its messages were in another one."""
 
     def __repr__(self) -> str:
         return f"<Batch {self.key} left={self.left.bit_count()}/{len(self.offsets)}>"
@@ -77,6 +84,22 @@ class Batch:
         """Return the offsets of the messages that are not acknowledged."""
         left = self.left
         return tuple(offset for at, offset in enumerate(self.offsets) if left >> at & 1)
+
+    def bit_of(self, offset: int) -> int:
+        """Return the bit of a message in `left`; 0 if it is not in the batch, or was acknowledged."""
+        offsets = self.offsets
+        at = offset - offsets[0]
+        if not (0 <= at < len(offsets) and offsets[at] == offset):  # there are gaps
+            if offset not in offsets:
+                return 0
+            at = offsets.index(offset)
+        return self.left & 1 << at
+
+    def left_of(self, offsets: tuple[int, ...]) -> tuple[int, ...]:
+        """Return those of the offsets that are in the batch and not acknowledged."""
+        if offsets == self.offsets:
+            return offsets if self.left.bit_count() == len(offsets) else self.offsets_left()
+        return tuple(offset for offset in offsets if self.bit_of(offset))
 
     def check_point(self, broker_name: str) -> CheckPoint:
         """Return the check point of the messages that are not acknowledged."""
@@ -105,8 +128,9 @@ class HeldQueue:
 class InFlight:
     """All batches in flight."""
 
-    def __init__(self, batches_max: int = BATCHES_MAX) -> None:
+    def __init__(self, batches_max: int = BATCHES_MAX, group_batches_max: int = GROUP_BATCHES_MAX) -> None:
         self._batches_max = batches_max
+        self._group_batches_max = group_batches_max
         self._table: dict[BatchKey, Batch] = {}
         self._due: list[tuple[int, int, Batch]] = []
         """Heap of batches by the time at which they are visible again; it also has finished ones."""
@@ -114,6 +138,7 @@ class InFlight:
         """Batches only in memory, oldest first, and since when."""
         self._queues: dict[tuple[str, str, int], HeldQueue] = {}
         self._counts: dict[tuple[str, str], int] = {}
+        self._group_batches: dict[str, int] = {}
         self._sequence = 0
         self.written = 0
         """Live batches whose check point is in the log."""
@@ -126,16 +151,28 @@ class InFlight:
 
     def clear(self) -> None:
         """Forget all batches."""
-        for table in (self._table, self._due, self._to_write, self._queues, self._counts):
+        for table in (self._table, self._due, self._to_write, self._queues, self._counts, self._group_batches):
             table.clear()
         self.written = 0
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._table.values())
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._table) >= self._batches_max
+    def check_room(self, group: str) -> None:
+        """Check that one more batch of a group may be in flight.
+
+        Raises:
+            RefusedError: too many of the group, or of all groups, are in flight.
+        """
+        count, count_max, whose = self._group_batches.get(group, 0), self._group_batches_max, f"group {group}"
+        if count < count_max:
+            count, count_max, whose = len(self._table), self._batches_max, "all groups"
+        if count >= count_max:
+            raise RefusedError(
+                ResponseCode.SYSTEM_BUSY,
+                f"{count} batches of popped messages of {whose} are in flight (expected fewer than {count_max}): "
+                "acknowledge some, then pop again",
+            )
 
     @property
     def message_count(self) -> int:
@@ -158,6 +195,7 @@ class InFlight:
         """Add a batch. One that is not written holds the committed offset of its queue: see `committable`."""
         key = batch.key
         self._table[key] = batch
+        self._group_batches[key.group] = self._group_batches.get(key.group, 0) + 1
         self._count(batch, batch.left.bit_count())
         if batch.is_written:
             self.written += 1
@@ -189,32 +227,30 @@ class InFlight:
 
     def take(self, batch: Batch, offset: int) -> bool:
         """Take one message out of a batch; False if it is not in it, or was taken before."""
-        difference = offset - batch.offsets[0]
-        if 0 <= difference < len(batch.offsets) and batch.offsets[difference] == offset:
-            at = difference  # the usual case: no gaps
-        elif offset in batch.offsets:
-            at = batch.offsets.index(offset)
-        else:
+        bit = batch.bit_of(offset)
+        if not bit:
             return False
-        if not batch.left >> at & 1:
-            return False
-        batch.left ^= 1 << at
+        batch.left ^= bit
         self._count(batch, -1)
         if not batch.left:
             self._finish(batch)
         return True
 
-    def take_many(self, batch: Batch, offsets: tuple[int, ...]) -> tuple[int, ...]:
-        """Take messages out of a batch; return those that were in it and not taken before."""
-        if offsets != batch.offsets:
-            return tuple(offset for offset in offsets if self.take(batch, offset))
-        taken = offsets if batch.left.bit_count() == len(offsets) else batch.offsets_left()
-        self.drop(batch)
-        return taken
+    def take_many(self, batch: Batch, offsets: tuple[int, ...]) -> None:
+        """Take messages that are left (`left_of`) out of a batch."""
+        if len(offsets) == batch.left.bit_count():
+            self.drop(batch)
+            return
+        for offset in offsets:
+            self.take(batch, offset)
 
     def _finish(self, batch: Batch) -> None:
         batch.is_done = True
-        self._table.pop(batch.key, None)
+        group = batch.key.group
+        if self._table.pop(batch.key, None) is not None:
+            self._group_batches[group] -= 1
+            if not self._group_batches[group]:
+                del self._group_batches[group]
         if batch.is_written:
             self.written -= 1
         else:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.delivery.filters import Filter
+from skyroute.broker.delivery.filters import Filter, group_filter
 from skyroute.broker.identity import Identity
 from skyroute.broker.pop.in_flight import BUFFER_MS, Batch, BatchKey, InFlight
 from skyroute.broker.pop.ordered_queues import OrderedQueues
@@ -154,19 +154,19 @@ class Popping:
         self._pops += 1
         ordered = question.ordered
         popped = Popped(question, self._now_ms(), ORDERED_REVIVE_QUEUE if ordered else self._pops % REVIVE_QUEUES)
-        if not ordered and self._in_flight.is_full:
-            raise RefusedError(
-                ResponseCode.SYSTEM_BUSY,
-                f"{len(self._in_flight)} batches of popped messages are in flight: acknowledge some, then pop again",
-            )
+        if not ordered:
+            self._in_flight.check_room(question.group)
         retries = () if ordered else self._retry_topics(question)
         retry_first = bool(retries) and self._random.random() < RETRY_FIRST_SHARE
+        # Group `a` with topic `b_c` has the retry topic of group `a_b` with topic `c`.
+        is_shared = retries and "_" in question.group + question.topic
+        of_group = group_filter(question.group) if is_shared else Filter()
         for retry in retries if retry_first else ():
-            self._pop_topic(popped, retry, self._queue_ids(retry), Filter(), may_go_on)
+            self._pop_topic(popped, retry, self._queue_ids(retry), of_group, may_go_on)
         queue_ids = (question.queue_id,) if question.queue_id >= 0 else self._queue_ids(topic)
         self._pop_topic(popped, topic, queue_ids, accepted, may_go_on)
         for retry in () if retry_first else retries:
-            self._pop_topic(popped, retry, self._queue_ids(retry), Filter(), may_go_on)
+            self._pop_topic(popped, retry, self._queue_ids(retry), of_group, may_go_on)
         self.popped += popped.count
         if popped.count:
             # Its check point is written before the messages are visible again.
@@ -311,8 +311,8 @@ class Popping:
                 popped.rest += read.max_offset - start
                 return
             committed = self._offsets.get(group, topic, queue_id) or 0
-            self._in_flight.add(Batch(key, offsets, question.invisible_ms, popped.revive_queue_id), committed)
             self._collect(popped, topic, queue_id, start, offsets, read)
+            self._in_flight.add(Batch(key, offsets, question.invisible_ms, popped.revive_queue_id), committed)
         self._in_flight.advance(group, topic, queue_id, next_offset)
         if self._in_flight.held_queue(group, topic, queue_id) is not None:
             self.commit(group, topic, queue_id)
@@ -412,16 +412,18 @@ class Popping:
         key = BatchKey(group, topic, queue_id, start, popped_at_ms)
         batch = self._in_flight.find(key)
         if batch is None:
-            if self._revive_log.is_loading and popped_at_ms + invisible_ms > now_ms:
-                self._revive_log.write_ack(key, offsets, revive_queue_id, popped_at_ms + invisible_ms)
             self.late_acks += len(offsets)
+            if popped_at_ms + invisible_ms > now_ms and (new := self._revive_log.claim(key, offsets)):
+                self._revive_log.write_ack(key, new, revive_queue_id, popped_at_ms + invisible_ms)
+            return
+        taken = batch.left_of(offsets)
+        self.late_acks += len(offsets) - len(taken)
+        if not taken:
             return
         if batch.is_written:  # first: a failed write leaves the messages in flight
-            self._revive_log.write_ack(key, offsets, batch.revive_queue_id, batch.visible_at_ms)
-        taken = self._in_flight.take_many(batch, offsets)
-        if taken:
-            self._taken_log.note_taken(key[:3], taken)
-        self.late_acks += len(offsets) - len(taken)
+            self._revive_log.write_ack(key, taken, batch.revive_queue_id, batch.visible_at_ms)
+        self._in_flight.take_many(batch, taken)
+        self._taken_log.note_taken(key[:3], taken)
         self._note_acks(len(taken), now_ms - popped_at_ms)
         if batch.is_done and not batch.is_written:
             self.commit(group, topic, queue_id)
@@ -496,18 +498,27 @@ class Popping:
             return receipt.popped_at_ms, visible_ms - receipt.popped_at_ms, ORDERED_REVIVE_QUEUE
         old_key = BatchKey(group, topic, queue_id, receipt.start_offset, receipt.popped_at_ms)
         old = self._in_flight.find(old_key)
-        is_live = old is not None and offset in old.offsets_left()
-        if not is_live and not (self._revive_log.is_loading and receipt.visible_at_ms > now_ms):
+        if old is not None:
+            if not old.bit_of(offset):
+                raise _expired(ack)
+            if old.left.bit_count() > 1:
+                self._in_flight.check_room(group)
+        elif receipt.visible_at_ms <= now_ms or not self._revive_log.claim(old_key, (offset,)):
             raise _expired(ack)
         key = BatchKey(group, topic, queue_id, offset, now_ms)
         while self._in_flight.find(key) is not None:
             key = key._replace(popped_at_ms=key.popped_at_ms + 1)
         revive_queue_id = receipt.revive_queue_id if receipt.revive_queue_id < REVIVE_QUEUES else 0
         new = Batch(key, (offset,), change.invisible_ms, revive_queue_id, suspended=change.suspend)
-        if old is None or old.is_written:
-            self._revive_log.write_check_point(new)
-            self._revive_log.write_ack(old_key, (offset,), revive_queue_id, receipt.visible_at_ms)
+        is_held = old is not None and not old.is_written
+        if old is not None and is_held:
+            new.held_since_ms = old.held_since_ms
+        # A message that is renewed again and again must not hold the committed offset for longer than others.
+        if not is_held or not 0 <= now_ms - new.held_since_ms < BUFFER_MS:
             new.is_written = True
+            self._revive_log.write_check_point(new)
+        if not is_held:
+            self._revive_log.write_ack(old_key, (offset,), revive_queue_id, receipt.visible_at_ms)
         self._in_flight.add(new, self._offsets.get(group, topic, queue_id) or 0)
         if old is not None:
             self._in_flight.take(old, offset)
@@ -594,9 +605,12 @@ def _offsets_in(read: QueueRead, start: int) -> tuple[int, ...]:
 
 
 def _as_retry(message: StoredMessage, topic: str, receipt: Receipt) -> bytes:
-    """Return the record of a retried message as clients expect it: with its first topic, and its receipt."""
+    """Return the record of a retried message as clients expect it: with its first topic, and its receipt.
+
+    A message without room for the receipt keeps its retry topic: clients then find the receipt in the header.
+    """
     try:
         raw_properties = add_properties(message.raw_properties, {POP_RECEIPT: encode_receipt(receipt)})
         return encode_record(msgspec.structs.replace(message, topic=topic, raw_properties=raw_properties))
-    except (PropertyError, RecordError) as error:
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"a retried message cannot carry its receipt: {error}") from None
+    except (PropertyError, RecordError):
+        return encode_record(message)

@@ -23,6 +23,7 @@ from skyroute.message.properties import encode_properties, find_property
 from skyroute.message.property_names import REAL_QUEUE_ID, REAL_TOPIC, TAGS, TIMER_DELIVER_MS, UNIQUE_ID
 from skyroute.message.record import decode_run
 from skyroute.message.reserved_topics import TIMER_TOPIC
+from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.pop_records import (
     ACK_TAG,
     BATCH_ACK_TAG,
@@ -33,6 +34,7 @@ from skyroute.wire.calls.pop_records import (
     encode_check_point,
     encode_check_point_ack,
 )
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.errors import BodyError
 
 log = logging.getLogger(__name__)
@@ -45,8 +47,14 @@ READ_MAX: Final = 256
 READ_BYTES_MAX: Final = 1 << 20
 """Of one step."""
 
+CLAIMED_MAX: Final = 100_000
+"""Messages that are acknowledged before their check points are loaded, at the start."""
+
 EARLY_MS: Final = 1_000
 """A check point is delivered this long before its acknowledgements."""
+
+
+_LIVE_MIN: Final = 1_024
 
 
 class ReviveLog:
@@ -72,7 +80,10 @@ class ReviveLog:
         self.topic = f"rmq_sys_REVIVE_LOG_{identity.cluster}"
         self._read_to = [0] * REVIVE_QUEUES
         self._live: list[deque[tuple[int, Batch]]] = [deque() for _ in range(REVIVE_QUEUES)]
-        """Check points that were read and are not finished, for each revive queue."""
+        """Check points that were read, for each revive queue; some are finished."""
+        self._live_max = [_LIVE_MIN] * REVIVE_QUEUES
+        """Lengths at which finished ones are removed."""
+        self._claimed: set[tuple[BatchKey, int]] = set()
         self.is_loading = True
         self.check_points_written = 0
         self.acks_written = 0
@@ -109,6 +120,20 @@ class ReviveLog:
         self._write(encode_check_point_ack(ack), tag, unique_id, revive_queue_id, visible_at_ms)
         self.acks_written += 1
 
+    def claim(self, key: BatchKey, offsets: tuple[int, ...]) -> tuple[int, ...]:
+        """Return messages of an unknown batch that may still be loaded, each only once; none after the load.
+
+        Raises:
+            RefusedError: too many were claimed.
+        """
+        if not self.is_loading:
+            return ()
+        new = tuple(offset for offset in offsets if (key, offset) not in self._claimed)
+        if len(self._claimed) + len(new) > CLAIMED_MAX:
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, "messages in flight are being loaded: try again in a second")
+        self._claimed.update((key, offset) for offset in new)
+        return new
+
     def _write(self, body: bytes, tag: str, unique_id: str, queue_id: int, deliver_ms: int) -> None:
         raw_properties = encode_properties({TAGS: tag, UNIQUE_ID: unique_id, TIMER_DELIVER_MS: str(deliver_ms)})
         host = self._identity.raw_store_host
@@ -123,6 +148,7 @@ class ReviveLog:
         self._in_flight.clear()
         for live in self._live:
             live.clear()
+        self._claimed.clear()
         self.is_loading = True
 
     def load(self) -> Iterator[None]:
@@ -147,6 +173,7 @@ class ReviveLog:
         while any(self._follow(queue_id) for queue_id in range(REVIVE_QUEUES)):
             pass
         self.is_loading = False
+        self._claimed.clear()
         if len(self._in_flight):
             log.info(
                 "messages in flight loaded batches=%d messages=%d", len(self._in_flight), self._in_flight.message_count
@@ -163,10 +190,17 @@ class ReviveLog:
             for message in decode_run(chunk).messages:
                 batch = self._apply(message, queue_id)
                 if batch is not None:
-                    self._live[queue_id].append((message.queue_offset, batch))
+                    self._note_live(queue_id, message.queue_offset, batch)
         if read.max_offset:
             self._read_to[queue_id] = read.next_offset
         return read.max_offset > 0 and read.next_offset != offset
+
+    def _note_live(self, queue_id: int, offset: int, batch: Batch) -> None:
+        live = self._live[queue_id]
+        live.append((offset, batch))
+        if len(live) > self._live_max[queue_id]:  # finished ones gather behind one that stays in flight for long
+            live = self._live[queue_id] = deque(entry for entry in live if not entry[1].is_done)
+            self._live_max[queue_id] = 2 * len(live) + _LIVE_MIN
 
     def _apply(self, message: StoredMessage, queue_id: int) -> Batch | None:
         """Apply one record to the table; return the unfinished batch of a check point."""

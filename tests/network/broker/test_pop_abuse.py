@@ -1,0 +1,176 @@
+"""POP: messages, acknowledgements and requests that must not block, fill or grow anything."""
+
+import base64
+import json
+
+import pytest
+
+from skyroute.wire.codes import RequestCode, ResponseCode
+from tests.network.broker.calls import found, send
+from tests.network.broker.clusters import Cluster
+from tests.network.broker.pops import Got, ack, later, pop, popped
+from tests.support.connections import AsyncConnection
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+async def cluster(cluster: Cluster) -> Cluster:
+    await cluster.add_topic("T", 2)
+    await eventually(lambda: not cluster.broker.components.revive_log.is_loading)
+    return cluster
+
+
+async def fill(line: AsyncConnection, count: int, topic: str = "T", **properties: str) -> None:
+    for at in range(count):
+        answer = await line.call(send(topic, f"{at}".encode(), queue_id=0, properties=properties))
+        assert answer.code == ResponseCode.SUCCESS, answer
+
+
+async def renewed(line: AsyncConnection, message: Got, **more: object) -> Got:
+    """Change the invisible time, and return the message with its new receipt."""
+    answer = await line.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, message.fields(**more))
+    assert answer.code == 0, answer
+    times = " ".join(answer.fields[name] for name in ("popTime", "invisibleTime", "reviveQid"))
+    *_, flag, broker, queue, offset = message.receipt.split(" ")
+    return Got(message.message, f"{offset} {times} {flag} {broker} {queue} {offset}", message.topic)
+
+
+@pytest.mark.parametrize("length", [32_200, 32_600, 32_650])
+async def test_a_retried_message_without_room_for_its_receipt_is_delivered_once(
+    cluster: Cluster, line: AsyncConnection, length: int
+) -> None:
+    await fill(line, 1, big="x" * length)
+    (first,) = await popped(line)
+    await fill(line, 1)
+    later(cluster, 60)
+    answer = await line.call(pop())
+    assert answer.code == 0, answer
+    again = {message.body: message for message in found(answer)}
+    assert again[b"0"].properties.keys()
+    assert len(found(answer)) == 2
+    assert cluster.broker.components.in_flight.message_count == 2
+    assert await popped(line) == []
+    retries = [message for message in found(answer) if "big" in message.properties]
+    assert len(retries) == 1
+    receipt = retries[0].properties.get("POP_CK")
+    if receipt is None:  # clients make it: the record has the topic that is in `startOffsetInfo`
+        assert retries[0].topic == "%RETRY%g_T"
+        assert "1 0 0" in answer.fields["startOffsetInfo"].split(";")
+        times = " ".join(answer.fields[name] for name in ("popTime", "invisibleTime", "reviveQid"))
+        receipt = f"0 {times} 1 broker-a 0 0"
+    await ack(line, Got(retries[0], receipt, "%RETRY%g_T"))
+    assert cluster.broker.components.in_flight.message_count == 1
+    assert first.body == b"0"
+
+
+async def test_repeated_and_lying_acks_write_nothing(cluster: Cluster, line: AsyncConnection) -> None:
+    await fill(line, 4)
+    messages = await popped(line, maxMsgNums=3)
+    later(cluster, 4)
+    await ack(line, messages[0])
+    revive_log = cluster.broker.components.revive_log
+    assert revive_log.acks_written == 1
+    start, popped_at, invisible, revive, *_ = messages[0].receipt.split(" ")
+    end = cluster.broker.components.store.max_position
+    bits = base64.b64encode(bytes([0b1001])).decode()
+    entry = {"c": "g", "t": "T", "r": "0", "so": int(start), "q": 0, "rq": int(revive), "b": bits}
+    batch = json.dumps({"acks": [{**entry, "pt": int(popped_at), "it": int(invisible)}]}).encode()
+    for _ in range(3):
+        await ack(line, messages[0])  # again
+        await ack(line, messages[1], offset=3)  # not of its batch
+        assert (await line.call(RequestCode.BATCH_ACK_MESSAGE, body=batch)).code == 0
+    assert cluster.broker.components.store.max_position == end
+    bits = base64.b64encode(bytes([0b1111])).decode()
+    batch = json.dumps({"acks": [{**entry, "b": bits, "pt": int(popped_at), "it": int(invisible)}]}).encode()
+    assert (await line.call(RequestCode.BATCH_ACK_MESSAGE, body=batch)).code == 0
+    assert revive_log.acks_written == 2
+
+
+async def test_renewed_messages_take_no_more_memory(cluster: Cluster, line: AsyncConnection) -> None:
+    await fill(line, 8)
+    head, other, *_ = await popped(line)
+    table = cluster.broker.components.in_flight
+    for _ in range(40):
+        head = await renewed(line, head, invisibleTime=1_500)
+        other = await renewed(line, other, invisibleTime=1_500)
+        later(cluster, 1)
+    queue = table.held_queue("g", "T", 0)
+    assert queue is None or len(queue.held) < 10
+    assert cluster.broker.components.offsets.get("g", "T", 0) == 8
+
+
+async def test_groups_with_one_retry_topic_get_only_their_own_messages(cluster: Cluster, line: AsyncConnection) -> None:
+    for topic in ("b_c", "c"):
+        await cluster.add_topic(topic, 1)
+        assert (await line.call(send(topic, topic.encode()))).code == 0
+    for group, topic in (("a", "b_c"), ("a_b", "c")):
+        assert [message.body for message in await popped(line, topic, consumerGroup=group)] == [topic.encode()]
+    later(cluster, 60)
+    for group, topic in (("a", "b_c"), ("a_b", "c")):
+        (message,) = await popped(line, topic, consumerGroup=group)
+        assert (message.body, message.message.topic) == (topic.encode(), topic)
+        await ack(line, message, consumerGroup=group)
+    later(cluster, 100)
+    for group, topic in (("a", "b_c"), ("a_b", "c")):
+        assert await popped(line, topic, consumerGroup=group) == []
+
+
+async def test_acks_before_the_end_of_the_load_are_written_once(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(line, 3)
+    messages = await popped(line)
+    later(cluster, 4)
+    revive_log = cluster.broker.components.revive_log
+    revive_log.reset()
+    for _ in range(3):
+        await ack(line, messages[0])
+    changes = [
+        await line.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, messages[1].fields(invisibleTime=70_000))
+        for _ in range(3)
+    ]
+    assert [answer.code for answer in changes] == [0, ResponseCode.NO_MESSAGE, ResponseCode.NO_MESSAGE]
+    assert (revive_log.acks_written, revive_log.check_points_written) == (2, 2)
+    monkeypatch.setattr("skyroute.broker.pop.revive_log.CLAIMED_MAX", 2)
+    assert (await line.call(RequestCode.ACK_MESSAGE, messages[2].fields())).code == ResponseCode.SYSTEM_BUSY
+    for _ in revive_log.load():
+        pass
+    assert cluster.broker.components.in_flight.message_count == 2
+    later(cluster, 60)
+    assert [message.body for message in await popped(line)] == [b"2"]
+
+
+async def test_a_group_cannot_take_the_room_of_others(cluster: Cluster, line: AsyncConnection) -> None:
+    table = cluster.broker.components.in_flight
+    table._group_batches_max, table._batches_max = 2, 3
+    await fill(line, 9)
+    first = await popped(line, maxMsgNums=2)
+    await popped(line, maxMsgNums=2)
+    full = await line.call(pop())
+    assert (full.code, "group g" in (full.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
+    change = await line.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, first[0].fields(invisibleTime=1_000))
+    assert change.code == ResponseCode.SYSTEM_BUSY  # the batch would become two
+    assert len(await popped(line, consumerGroup="h", maxMsgNums=1)) == 1
+    full = await line.call(pop(consumerGroup="h"))
+    assert (full.code, "all groups" in (full.remark or "")) == (ResponseCode.SYSTEM_BUSY, True)
+    await ack(line, *first)
+    assert len(await popped(line, maxMsgNums=2)) == 2
+
+
+async def test_finished_check_points_are_forgotten_behind_one_that_is_not(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revive_log = cluster.broker.components.revive_log
+    revive_log._live_max = [4] * 8
+    monkeypatch.setattr("skyroute.broker.pop.revive_log._LIVE_MIN", 4)
+    await fill(line, 1)
+    (message,) = await popped(line, invisibleTime=3_600_000)
+    later(cluster, 4)
+    await fill(line, 1)
+    (message,) = await popped(line)
+    later(cluster, 4)
+    for _ in range(40):
+        message = await renewed(line, message, invisibleTime=1_500)
+        later(cluster, 1)
+    assert max(map(len, revive_log._live)) < 8
+    assert cluster.broker.components.in_flight.written == 2
