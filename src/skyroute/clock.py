@@ -18,9 +18,14 @@ class Clock(Protocol):
         """Return seconds since the epoch, for logs, files and messages."""
         ...
 
+    def computed(self) -> float:
+        """Return seconds for which this thread has had a processor."""
+        ...
+
 
 class SystemClock:
     """The clocks of the operating system."""
 
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
+    computed = staticmethod(time.thread_time)

@@ -278,3 +278,6 @@ class SimClock:
 
     def wall(self) -> float:
         return EPOCH + self._loop._now + self.step_s
+
+    def computed(self) -> float:
+        return self._loop._now

@@ -6,13 +6,19 @@ loop serves waiting connections for `TURN_S` between two polls of the sockets.
 This is start-time fair queueing. Each connection has a virtual time, which advances by its service time while
 others wait. The connection with the earliest expected finish in virtual time is next. So no connection gets much more
 time than another, and cheap ones go first.
+
+A turn that takes much longer than expected may not be the connection's doing: the garbage collector ran, or the
+process had no processor. Time of these is not charged.
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import gc
 from heapq import heappop, heappush
 from itertools import count
 from typing import Final, Protocol
+
+from skyroute.clock import Clock
 
 SHARE_S: Final = 0.002
 """Service time of one connection per turn; a request that has begun is finished."""
@@ -27,10 +33,10 @@ FIRST_COST_S: Final = 0.0005
 """Expected service time of a new connection."""
 
 FADING: Final = 0.5
-"""Decay factor of the expected service time, per turn.
+"""Decay factor of the expected service time, per turn."""
 
-It decays quickly, since time during which the process is not scheduled counts as service time too.
-"""
+SURPRISE: Final = 2.0
+"""A turn that takes more than this multiple of the expected time is measured again, without pauses of the process."""
 
 
 class Share:
@@ -58,10 +64,18 @@ class Waiting(Protocol):
 class FairQueue:
     """Connections that wait to be served."""
 
-    __slots__ = ("_heap", "_monotonic", "_numbers", "_virtual_s", "is_busy", "spent_s")
+    __slots__ = (
+        *("_clock", "_collected_s", "_collecting_since", "_heap", "_numbers", "_paused_s", "_virtual_s"),
+        *("is_busy", "spent_s"),
+    )
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._collected_s = 0.0
+        """Time of all garbage collections."""
+        self._collecting_since = 0.0
+        self._paused_s = self._pauses_s()
+        """`_pauses_s` when the queue's turn began, or after the last turn that took longer than expected."""
         self._heap: list[tuple[float, int, float, Waiting]] = []
         """Expected finish, number, start, and connection; times are virtual."""
         self.is_busy = False
@@ -72,6 +86,26 @@ class FairQueue:
         """Virtual start time of the connection served last."""
         self.spent_s = 0.0
         """Service time of connections served as they were read, since the queue last ran."""
+
+    def attach(self) -> None:
+        """Begin to measure garbage collections."""
+        gc.callbacks.append(self.note_collection)
+
+    def detach(self) -> None:
+        """Measure none any more."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self.note_collection)
+
+    def note_collection(self, phase: str, _: dict[str, int]) -> None:
+        """Note that a garbage collection starts or stops. The interpreter calls this."""
+        if phase == "start":
+            self._collecting_since = self._clock.computed()
+        else:
+            self._collected_s += self._clock.computed() - self._collecting_since
+
+    def _pauses_s(self) -> float:
+        """Return a time that advances only while no connection can be served, or the loop sleeps."""
+        return self._clock.monotonic() - self._clock.computed() + self._collected_s
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -92,6 +126,9 @@ class FairQueue:
     def charge(self, share: Share, took_s: float) -> None:
         """Add service time to a connection's share."""
         self.spent_s += took_s
+        if took_s > LIGHT_S and took_s > SURPRISE * share.cost_s:
+            before_s, self._paused_s = self._paused_s, self._pauses_s()
+            took_s = max(0.0, took_s - (self._paused_s - before_s))
         if self.is_busy:
             share.virtual_s += took_s
         faded_s = FADING * share.cost_s
@@ -102,14 +139,15 @@ class FairQueue:
         asyncio.get_running_loop().call_soon(self._work)
 
     def _work(self) -> None:
-        heap, until = self._heap, self._monotonic() + TURN_S
+        heap, until = self._heap, self._clock.monotonic() + TURN_S
+        self._paused_s = self._pauses_s()
         try:
             while heap:
                 _, _, begins, connection = heappop(heap)
                 self._virtual_s = max(self._virtual_s, begins)
                 connection.share.is_queued = False
                 connection.take_turn()
-                if self._monotonic() > until:
+                if self._clock.monotonic() > until:
                     break
         finally:
             self.spent_s, self.is_busy = 0.0, False

@@ -61,7 +61,7 @@ class Server:
             close_log=CloseLog(),
             polling=polling or BusyPolling(),
             write_batch=WriteBatch(),
-            queue=FairQueue(clock.monotonic),
+            queue=FairQueue(clock),
             meters=ClientMeters(limits.clients) if limits.clients.are_set else None,
             on_made=self._on_made,
             on_lost=self._on_lost,
@@ -150,12 +150,14 @@ class Server:
                 raise OSError(EADDRINUSE, os.strerror(EADDRINUSE))  # noqa: TRY301 - as the other loop does
         except OSError as error:
             raise bind_error("the address", self.port, error) from None
+        self._context.queue.attach()
         self.spawn(self._sweep_for_ever())
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Serve for `drain_s` more, or until no connection is left; then send the last responses and close all."""
         if self._listener is None:
             return
+        self._context.queue.detach()
         if drain_s > 0:
             self._context.dispatcher.drain()
             log.info("server drains seconds=%.0f connections=%d", drain_s, len(self._connections))
@@ -176,6 +178,7 @@ class Server:
     def abort(self) -> None:
         """Close everything at once, without responses, as if the process died."""
         self._stopping = True
+        self._context.queue.detach()
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections.values()):

@@ -46,7 +46,7 @@ class Driver:
             close_log=CloseLog(),
             polling=BusyPolling(),
             write_batch=WriteBatch(),
-            queue=FairQueue(self.clock.monotonic),
+            queue=FairQueue(self.clock),
             on_made=lambda connection: None,
             on_lost=lambda connection, error: self.lost.append(error),
             spawn=self._spawn,

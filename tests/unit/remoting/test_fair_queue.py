@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
+from collections.abc import Callable
+
+import pytest
 
 from skyroute.remoting.fair_queue import FIRST_COST_S, SHARE_S, TURN_S, FairQueue, Share
 from tests.support.clock import ManualClock
@@ -14,7 +18,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.queue = FairQueue(self.clock.monotonic)
+        self.queue = FairQueue(self.clock)
         self.answered: list[str] = []
 
     def connection(self, name: str, cost_s: float, turns: int = 1) -> Costly:
@@ -135,3 +139,86 @@ async def test_a_turn_that_fails_does_not_stop_the_others() -> None:
     await bench.until_empty()
     assert bench.answered == ["a"]
     assert [str(each) for each in complaints] == ["broken"]
+
+
+class Charged(Costly):
+    """Takes `cost_s` for each of its turns, and is charged for what the turn took on the clock."""
+
+    def __init__(self, bench: Bench, name: str, cost_s: float, turns: int = 1) -> None:
+        super().__init__(bench, name, cost_s, turns)
+        self._cost_s = cost_s
+        self.interruption: Callable[[], object] = lambda: None
+        """Happens in its next turn, and takes time that is not its own."""
+
+    def take_turn(self) -> None:
+        bench, began_at = self._bench, self._bench.clock.monotonic()
+        bench.clock.advance(self._cost_s)
+        self.interruption()
+        self.interruption = lambda: None
+        bench.queue.charge(self.share, bench.clock.monotonic() - began_at)
+        bench.answered.append(self._name)
+        self._turns -= 1
+        if self._turns:
+            bench.queue.add(self)
+
+
+GREEDY_S, POLITE_S, PAUSE_S = 0.00024, 0.00015, 0.03
+
+
+async def longest_wait_s(bench: Bench, interrupt: Callable[[], object]) -> float:
+    """Return how long a polite connection waits for a turn beside 64 greedy ones; two of its turns are interrupted."""
+    for number in range(64):
+        bench.queue.add(Charged(bench, f"greedy {number}", GREEDY_S, turns=1_000_000))
+    polite = Charged(bench, "polite", POLITE_S)
+    waits = []
+    for turn in range(10):
+        polite._turns = 1
+        polite.interruption = interrupt if turn in (2, 5) else lambda: None
+        began_at, before = bench.clock.monotonic(), len(bench.answered)
+        bench.queue.add(polite)
+        while "polite" not in bench.answered[before:]:
+            await bench.turn_s()
+        waits.append(bench.clock.monotonic() - began_at)
+    return max(waits)
+
+
+def collected(bench: Bench) -> None:
+    bench.queue.note_collection("start", {})
+    bench.clock.advance(PAUSE_S)
+    bench.queue.note_collection("stop", {})
+
+
+@pytest.mark.parametrize("pause", ["a garbage collection", "no processor"])
+async def test_a_pause_of_the_process_is_not_charged_to_the_connection_in_service(pause: str) -> None:
+    bench = Bench()
+    interrupt = (
+        (lambda: collected(bench))
+        if pause == "a garbage collection"
+        else (lambda: bench.clock.wait_for_a_processor(PAUSE_S))
+    )
+    assert await longest_wait_s(bench, interrupt) < PAUSE_S + 64 * GREEDY_S + 2 * TURN_S
+
+
+async def test_what_a_connection_really_takes_is_charged() -> None:
+    bench = Bench()
+    assert await longest_wait_s(bench, lambda: bench.clock.advance(PAUSE_S)) > 0.1
+
+
+async def test_a_pause_before_a_turn_does_not_make_the_turn_free() -> None:
+    bench = Bench()
+    for name in ("first", "second", "third"):
+        bench.queue.add(bench.connection(name, SHARE_S))
+    bench.clock.wait_for_a_processor(PAUSE_S)
+    dear = Charged(bench, "dear", 10 * SHARE_S, turns=3)
+    bench.queue.add(dear)
+    await bench.until_empty()
+    assert dear.share.virtual_s == pytest.approx(30 * SHARE_S)
+
+
+async def test_a_queue_counts_real_collections_while_it_is_attached() -> None:
+    queue = FairQueue(ManualClock())
+    queue.attach()
+    assert queue.note_collection in gc.callbacks
+    queue.detach()
+    queue.detach()
+    assert queue.note_collection not in gc.callbacks
