@@ -12,6 +12,7 @@ import pytest
 
 from skyroute.access.errors import SettingsError
 from skyroute.access.gate import Reason
+from skyroute.broker.config import BrokerConfig
 from skyroute.enforcement.exposure import check_exposure
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
@@ -191,6 +192,35 @@ def test_a_protected_server_starts_without_a_word(
 ) -> None:
     check_exposure(config(**settings, secure=True), "name server")
     assert caplog.messages == []
+
+
+PROTECTED: dict[str, object] = {"authentication_enabled": True, "tls": CERTIFICATE}
+
+
+@pytest.mark.parametrize("bind_address", ["0.0.0.0", "127.0.0.1"])
+def test_metrics_pages_need_no_user_so_they_are_reported_as_well(
+    bind_address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {**PROTECTED, "bind_address": bind_address, "metrics_port": 5557}
+    check_exposure(config(**settings, secure=True), "name server")
+    assert caplog.messages == []
+    check_exposure(config(**settings, metrics_host="0.0.0.0"), "name server")
+    (message,) = caplog.messages
+    assert "bind=0.0.0.0:5557 without=authentication of metrics pages advice=metricsHost=127.0.0.1;" in message
+    with pytest.raises(
+        SettingsError, match=r"on 0\.0\.0\.0:5557 without authentication of metrics pages: set metricsHost"
+    ):
+        check_exposure(config(**settings, metrics_host="0.0.0.0", secure=True), "name server")
+
+
+def test_a_secure_broker_replicates_to_this_machine_only_since_that_port_has_no_tls() -> None:
+    broker = BrokerConfig(bind_address="0.0.0.0", secure=True, **PROTECTED)  # type: ignore[arg-type]
+    check_exposure(broker, "broker", replicates=True)
+    broker.broker_sources = "127.0.0.1, ::1"
+    check_exposure(broker, "broker", replicates=True)
+    broker.broker_sources = "127.0.0.1, 10.0.0.0/8"
+    with pytest.raises(SettingsError, match="on the replication port without TLS of replication: set brokerSource"):
+        check_exposure(broker, "broker", replicates=True)
 
 
 async def test_a_secure_server_does_not_start_unprotected(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Broker:
             SkyrouteError: a file, a certificate or a port cannot be used; its text says which and why.
         """
         config = self.config
-        check_exposure(config, "broker")
+        check_exposure(config, "broker", replicates=True)
         advertised = find_advertised_address(config)
         tls = ServerTls(config.tls)
         self.enforcer = enforcer = Enforcer(
