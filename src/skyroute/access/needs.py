@@ -125,12 +125,10 @@ _SUB: Final = frozenset({SUB})
 # Parts
 
 
-def _topic_need(name: str, actions: frozenset[Action]) -> Need:
+def topic_need(name: str, actions: frozenset[Action], group_name: str = "") -> Need:
     """Return the need for a topic. A retry topic is part of its group, and only consumers use it: Pub becomes Sub."""
-    resource = topic(_checked(name))
-    if resource.kind is ResourceKind.GROUP and PUB in actions:
-        actions = (actions - _PUB) | _SUB
-    return Need(resource, actions)
+    need = Need(topic(_checked(name), group_name), actions)
+    return need.of_group() if need.resource.kind is ResourceKind.GROUP else need
 
 
 def _checked(name: str) -> str:
@@ -172,7 +170,7 @@ def _field(
 
 
 def _topic(name: str, *actions: Action) -> Part:
-    return _field(name, _topic_need, ResourceKind.TOPIC, actions)
+    return _field(name, topic_need, ResourceKind.TOPIC, actions)
 
 
 def _group(name: str, *actions: Action) -> Part:
@@ -221,30 +219,42 @@ def _send(short: bool) -> Part:  # noqa: FBT001 - a helper of this table
         value = fields.get(name, "") if isinstance(fields, dict) else fields.topic
         if not value:
             raise FieldError("topic is required")
-        yield _topic_need(value, _PUB)
+        yield topic_need(value, _PUB)
 
     return Part(f"Topic in `{name}`: Pub", find, (name,))
+
+
+def _acked_topic() -> Part:
+    """The topic that has a popped message: the retry topic of the group counts as the group, as everywhere."""
+
+    def find(request: Request, _cluster: str) -> Iterator[Need]:
+        name = request.fields.get("topic")
+        if not name:
+            raise FieldError("topic is required")
+        yield topic_need(name, _SUB, request.fields.get("consumerGroup", ""))
+
+    return Part("Topic in `topic`: Sub", find, ("topic", "consumerGroup"))
 
 
 def _heartbeat(request: Request, _cluster: str) -> Iterator[Need]:
     for consumer in decode_heartbeat(request).consumers:
         yield _group_need(consumer.group, _SUB)
         for subscription in consumer.subscriptions:
-            yield _topic_need(subscription.topic, _SUB)
+            yield topic_need(subscription.topic, _SUB)
 
 
 def _locks(request: Request, _cluster: str) -> Iterator[Need]:
     locking = decode_locking(request)
     yield _group_need(locking.group, _SUB)
     for name in {queue.topic for queue in locking.queues}:
-        yield _topic_need(name, _SUB)
+        yield topic_need(name, _SUB)
 
 
 def _client_check(request: Request, _cluster: str) -> Iterator[Need]:
     check = decode_client_check(request)
     yield _group_need(check.group, _SUB)
     if check.subscription is not None:
-        yield _topic_need(check.subscription.topic, _SUB)
+        yield topic_need(check.subscription.topic, _SUB)
 
 
 def _watch(request: Request, _cluster: str) -> Iterator[Need]:
@@ -252,7 +262,7 @@ def _watch(request: Request, _cluster: str) -> Iterator[Need]:
     if query.topics is None:
         yield Need(Resource(ResourceKind.TOPIC, _EVERY), frozenset({LIST, GET}))
     for name in query.topics or ():
-        yield _topic_need(name, frozenset({PUB, SUB, GET}))
+        yield topic_need(name, frozenset({PUB, SUB, GET}))
 
 
 def _body(text: str, find: Find) -> Part:
@@ -273,7 +283,7 @@ def _body_group_and_topic(*actions: Action) -> Part:
     def find(request: Request, _cluster: str) -> Iterator[Need]:
         group_name, topic_name = group_and_topic(request.body)
         yield _group_need(group_name, wanted)
-        yield _topic_need(topic_name, wanted)
+        yield topic_need(topic_name, wanted)
 
     return _body(f"Group and Topic: {_words(actions)}", find)
 
@@ -281,12 +291,12 @@ def _body_group_and_topic(*actions: Action) -> Part:
 def _acks(request: Request, _cluster: str) -> Iterator[Need]:
     for group_name, topic_name in groups_and_topics_in_acks(request.body):
         yield _group_need(group_name, _SUB)
-        yield _topic_need(topic_name, _SUB)
+        yield topic_need(topic_name, _SUB, group_name)
 
 
 def _body_names(kind: ResourceKind, names: Callable[[bytes], Iterable[str]], *actions: Action) -> Part:
     wanted = frozenset(actions)
-    make = _topic_need if kind is ResourceKind.TOPIC else _group_need
+    make = topic_need if kind is ResourceKind.TOPIC else _group_need
     return _body(
         f"each {kind}: {_words(actions)}",
         lambda request, _cluster: [make(name, wanted) for name in names(request.body)],
@@ -298,6 +308,7 @@ def _body_names(kind: ResourceKind, names: Callable[[bytes], Iterable[str]], *ac
 _Code = RequestCode
 _SEND_SHORT, _SEND_LONG = _send(short=True), _send(short=False)
 _POP: Final = (_group("consumerGroup", SUB), _topic("topic", SUB))
+_ACK: Final = (_group("consumerGroup", SUB), _acked_topic())
 _PULL: Final = (_topic("topic", SUB), _group("consumerGroup", SUB))
 _LOCKS: Final = (_body("Group: Sub; each Topic: Sub", _locks),)
 _EVERY_TOPIC: Final = (_every(ResourceKind.TOPIC, LIST, GET),)
@@ -360,16 +371,16 @@ _CLIENTS: Final[dict[int, tuple[Part, ...]]] = {
     _Code.QUERY_CONSUMER_OFFSET: (_topic("topic", SUB, GET), _group("consumerGroup", SUB, GET)),
     _Code.UPDATE_CONSUMER_OFFSET: (_topic("topic", SUB, UPDATE), _group("consumerGroup", SUB, UPDATE)),
     _Code.QUERY_MESSAGE: (_topic("topic", SUB, GET),),
-    _Code.VIEW_MESSAGE_BY_ID: (_if_given(_topic("topic", GET), "topic", _cluster(GET)),),
+    _Code.VIEW_MESSAGE_BY_ID: (_if_given(_topic("topic", GET), "topic"),),
     _Code.SEARCH_OFFSET_BY_TIMESTAMP: (_topic("topic", GET),),
     _Code.GET_MAX_OFFSET: (_topic("topic", GET),),
     _Code.GET_MIN_OFFSET: (_topic("topic", GET),),
     _Code.GET_EARLIEST_MSG_STORETIME: (_topic("topic", GET),),
     _Code.QUERY_ASSIGNMENT: (_body_group_and_topic(SUB),),
     _Code.POP_MESSAGE: _POP,
-    _Code.ACK_MESSAGE: _POP,
+    _Code.ACK_MESSAGE: _ACK,
     _Code.PEEK_MESSAGE: _POP,
-    _Code.CHANGE_MESSAGE_INVISIBLETIME: _POP,
+    _Code.CHANGE_MESSAGE_INVISIBLETIME: _ACK,
     _Code.NOTIFICATION: _POP,
     _Code.POLLING_INFO: _POP,
     _Code.BATCH_ACK_MESSAGE: (_body("each Group: Sub; each Topic: Sub", _acks),),
@@ -413,8 +424,8 @@ _OPERATORS_AT_BROKER: Final[dict[int, tuple[Part, ...]]] = {
     _Code.SET_MESSAGE_REQUEST_MODE: (_body_group_and_topic(UPDATE),),
     _Code.GET_CONSUME_STATS: (
         _group("consumerGroup", GET),
-        _if_given(_field("topic", _topic_need, ResourceKind.TOPIC, (GET,), strips=True), "topic"),
-        _if_given(_field("topicList", _topic_need, ResourceKind.TOPIC, (GET,), split=";"), "topicList"),
+        _if_given(_field("topic", topic_need, ResourceKind.TOPIC, (GET,), strips=True), "topic"),
+        _if_given(_field("topicList", topic_need, ResourceKind.TOPIC, (GET,), split=";"), "topicList"),
     ),
     _Code.GET_BROKER_CONSUME_STATS: _CLUSTER_GET,
     _Code.QUERY_CONSUME_TIME_SPAN: (_topic("topic", GET), _group("group", GET)),

@@ -8,11 +8,16 @@ from typing import Final
 import msgspec
 
 from skyroute.access.errors import RulesError
-from skyroute.access.resources import Action, Resource
+from skyroute.access.resources import Action, Resource, group
 from skyroute.access.sources import NO_SOURCES, Sources
+from skyroute.message.reserved_topics import group_of
 
 ENTRIES_MAX: Final = 10_000
 """Maximum number of entries in one policy."""
+
+
+_PUB: Final = frozenset({Action.PUB})
+_SUB: Final = frozenset({Action.SUB})
 
 
 class Decision(StrEnum):
@@ -37,6 +42,11 @@ class Need(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         return f"{self.resource} {'/'.join(sorted(self.actions))}"
+
+    def of_group(self) -> "Need":
+        """Return the need for the group of a retry or dead-letter topic. Only consumers use it: Pub becomes Sub."""
+        actions = (self.actions - _PUB) | _SUB if Action.PUB in self.actions else self.actions
+        return Need(group(group_of(self.resource.name) or self.resource.name), actions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +100,15 @@ class Acl:
         return self.custom if kind is PolicyKind.CUSTOM else self.default
 
     def decide(self, need: Need, source: str) -> Decision | None:
-        """Return the decision about a need of a request; None if no entry covers it."""
+        """Return the decision about a need of a request; None if no entry covers it.
+
+        Without an entry for its topic, the group decides about dead letters.
+        """
         for entries in self._ranked:
             for entry in entries:
                 if entry.covers(need, source):
                     return entry.decision
-        return None
+        return self.decide(need.of_group(), source) if need.resource.is_dead_letters else None
 
     def merge(self, kind: PolicyKind, entries: Iterable[Entry]) -> "Acl":
         """Return the policies with these entries; one for the same resource is replaced.

@@ -6,7 +6,14 @@ from typing import Final
 import msgspec
 
 from skyroute.access.errors import RulesError
-from skyroute.message.reserved_topics import RETRY_PREFIX, has_messages_of_others
+from skyroute.message.reserved_topics import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    group_of,
+    has_messages_of_others,
+    is_dead_letter_topic,
+    is_pop_retry_topic,
+)
 from skyroute.wire.fields import is_name
 
 EVERYTHING: Final = "*"
@@ -71,15 +78,22 @@ class Resource(msgspec.Struct, frozen=True, gc=False):
         these.
         """
         if self.kind is not needed.kind:
-            return self.kind is ResourceKind.ANY and not needed.is_internal
+            return self.kind is ResourceKind.ANY and not needed.is_internal and not needed.is_dead_letters
         if self.pattern is Pattern.LITERAL:
             return self.name == needed.name
+        if needed.is_dead_letters and not self.name.startswith(DLQ_PREFIX):
+            return False  # `Topic:*` is no right to the messages of all groups
         return needed.name.startswith(self.name) and not needed.is_internal
 
     @property
     def is_internal(self) -> bool:
         """Whether this is a topic in which the broker keeps messages of other topics."""
         return self.kind is ResourceKind.TOPIC and has_messages_of_others(self.name)
+
+    @property
+    def is_dead_letters(self) -> bool:
+        """Whether this is the topic of a group's dead letters."""
+        return self.kind is ResourceKind.TOPIC and is_dead_letter_topic(self.name)
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -119,14 +133,21 @@ def parse_action(text: str) -> Action:
     return action
 
 
-def topic(name: str) -> Resource:
-    """Return a topic, or the group of a retry topic: access to it is that to its group."""
-    return group(name) if name.startswith(RETRY_PREFIX) else Resource(ResourceKind.TOPIC, name)
+def topic(name: str, group_name: str = "") -> Resource:
+    """Return a topic, or the group of a retry topic: access to it is that to its group.
+
+    The name of a POP retry topic of version 1 does not tell where the group ends: with `group_name`, it is this one.
+    """
+    if not name.startswith(RETRY_PREFIX):
+        return Resource(ResourceKind.TOPIC, name)
+    return group(group_name if is_pop_retry_topic(name, group_name) else name)
 
 
 def group(name: str) -> Resource:
-    """Return a group, by its name or that of its retry topic."""
-    return Resource(ResourceKind.GROUP, name.removeprefix(RETRY_PREFIX))
+    """Return a group, by its name or that of one of its retry topics."""
+    if name.startswith(RETRY_PREFIX):
+        name = group_of(name) or ""
+    return Resource(ResourceKind.GROUP, name)
 
 
 def cluster(name: str) -> Resource:

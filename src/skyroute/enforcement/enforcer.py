@@ -13,9 +13,8 @@ from skyroute.access.audit_log import AuditLog
 from skyroute.access.errors import AccessError
 from skyroute.access.gate import Audited, Gate, GateSettings, Reason, Verdict, check_settings
 from skyroute.access.management import HANDLERS
-from skyroute.access.needs import Door
-from skyroute.access.policies import Need
-from skyroute.access.resources import Action, topic
+from skyroute.access.needs import Door, topic_need
+from skyroute.access.resources import Action
 from skyroute.access.rules_store import RulesStore
 from skyroute.access.sources import parse_sources
 from skyroute.access.users import Password, User
@@ -154,7 +153,8 @@ class Enforcer:
         verdict = self._control.check(request, peer.source, peer.certificate_names, self._now_ms)
         self._verdict = verdict
         if verdict is None or verdict.is_allowed:
-            peer.user = "" if verdict is None or verdict.user is None else verdict.user.name
+            if verdict is not None and verdict.user is not None:
+                peer.user = verdict.user.name
             return self._limit(request, peer, verdict) if self._limits_users else None
         if peer.count_refusal():
             log.info(
@@ -215,8 +215,10 @@ class Enforcer:
             if not self._connections[name]:
                 del self._connections[name]
 
-    def require(self, topic_name: str, action: Action, peer: Peer) -> None:
+    def require(self, topic_name: str, action: Action, peer: Peer, *, group: str = "") -> None:
         """Check that the sender of the request in hand may use one more topic: one that its record names.
+
+        `group` is the consumer group of a message in a POP retry topic.
 
         Called by a handler before it first awaits anything.
 
@@ -226,7 +228,8 @@ class Enforcer:
         gate, verdict = self.gate, self._verdict
         if gate is None or verdict is None or verdict.user is None or verdict.reason is not Reason.POLICY:
             return
-        refusal = gate.refusal(verdict.user, Need(topic(topic_name), frozenset({action})), peer.source)
+        need = topic_need(topic_name, frozenset({action}), group)
+        refusal = gate.refusal(verdict.user, need, peer.source)
         if refusal is not None:
             gate.counts[refusal.reason] += 1
             raise RefusedError(ResponseCode.NO_PERMISSION, refusal.text)
@@ -239,7 +242,7 @@ class Enforcer:
         user = gate.rules.users.get(peer.user)
         if user is None or not user.is_enabled:
             return False
-        return gate.refusal(user, Need(topic(topic_name), frozenset({action})), peer.source) is None
+        return gate.refusal(user, topic_need(topic_name, frozenset({action})), peer.source) is None
 
     def allows_replication(self, source: str) -> bool:
         """Return whether a broker at an address may copy all messages. The protocol of replication carries no key."""

@@ -126,6 +126,11 @@ def pop_retry_topic(group: str, topic: str, *, version: int = 1) -> str:
     return f"{RETRY_PREFIX}{group}{'+' if version == 2 else '_'}{topic}"
 
 
+def is_pop_retry_topic(topic: str, group: str) -> bool:
+    """Return whether a topic is a POP retry topic of a group."""
+    return bool(group) and topic.startswith((f"{RETRY_PREFIX}{group}_", f"{RETRY_PREFIX}{group}+"))
+
+
 def reply_topic(cluster: str) -> str:
     """Return the reply topic of a cluster."""
     return f"{cluster}{REPLY_SUFFIX}"

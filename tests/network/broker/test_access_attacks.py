@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
+from skyroute.message.layout import HEAD_BYTES
+from skyroute.message.message import StoredMessage
+from skyroute.message.positions import LogPosition, QueueOffset
+from skyroute.message.properties import encode_properties
+from skyroute.message.record import body_crc, encode_record
 from tests.network.broker.clusters import Cluster
+from tests.network.broker.pops import got, pop
 from tests.network.broker.test_access import GUARDED, NO_PERMISSION, pulled
 from tests.support.connections import AsyncConnection
+from tests.support.disks import HERE
 from tests.support.raw import Request
 from tests.support.signing import ALICE, BOB, ROOT, Key, allow, create_user
 
@@ -197,3 +204,129 @@ async def test_a_field_that_is_there_twice_is_the_same_for_the_check_and_the_han
         await line.write(len(frame).to_bytes(4, "big") + frame)
         assert (await line.receive()).code == (0 if last == "orders" else NO_PERMISSION)
     assert guarded.stored("secrets") == []
+
+
+def forged(topic: str, position: int, properties: dict[str, str]) -> bytes:
+    """A record at a position of the log, as bytes for a body."""
+    body, raw = b"forged", encode_properties(properties)
+    place = LogPosition(position)
+    return encode_record(
+        StoredMessage(
+            *(topic, 0, QueueOffset(0), place, body, raw, 0, 0, NOW_MS, HERE, NOW_MS, HERE, 0, LogPosition(0)),
+            *(body_crc(body), 0, ""),
+        )
+    )
+
+
+async def send_forged(guarded: Cluster, line: AsyncConnection, topic: str, **properties: str) -> int:
+    """Have Bob send a body that is a record; return the position at which it is in the log."""
+    store = guarded.broker.components.store
+    start = store.max_position
+    position = start + HEAD_BYTES  # where the body begins
+    assert (await line.call(send(BOB, "orders", forged(topic, position, properties)))).code == 0
+    record = store.record_at(start)
+    assert record is not None
+    assert store.record_at(position) is not None, "the body is not where this test expects it"
+    return position
+
+
+async def test_bytes_in_a_body_are_no_message(guarded: Cluster) -> None:
+    """The topic in them is the choice of the sender, and so is all that the broker would do with them."""
+    line = await guarded.line()
+    await line.call(allow(BOB, "Topic:orders", "Pub", "Sub", "Get"))
+    assert (await line.call(ROOT.sign(Request(200, {}, b'{"groupName":"g"}')))).code == 0
+    position = await send_forged(guarded, line, "orders")
+    answer = await line.call(BOB.call(33, offset=str(position), topic="orders"))
+    assert (answer.code, answer.body) == (1, b"")
+    for key in (BOB, ROOT):
+        answer = await line.call(key.call(36, offset=str(position), group="g", delayLevel="0", originTopic="orders"))
+        assert (answer.code, "look message by offset failed" in str(answer.remark)) == (1, True)
+
+
+async def test_bytes_in_a_body_are_no_half_message(guarded: Cluster) -> None:
+    line = await guarded.line()
+    half = send(BOB, "orders", b"open", {"TRAN_MSG": "true", "PGROUP": "p", "UNIQ_KEY": "u1"})
+    assert (await line.call(half)).code == 0
+    forged_half = {"REAL_TOPIC": "secrets", "REAL_QID": "0", "PGROUP": "p", "TRAN_MSG": "true", "UNIQ_KEY": "u1"}
+    position = await send_forged(guarded, line, "RMQ_SYS_TRANS_HALF_TOPIC", **forged_half)
+    fields = {"producerGroup": "p", "tranStateTableOffset": "0", "commitLogOffset": str(position)}
+    fields |= {"commitOrRollback": "8", "fromTransactionCheck": "false", "msgId": "u1"}
+    for key, more in ((BOB, {"topic": "orders"}), (BOB, {}), (ROOT, {})):
+        answer = await line.call(key.sign(Request(37, fields | more)))
+        assert (answer.code, answer.remark) == (1, "Find prepared transaction message failed")
+    assert guarded.stored("secrets") == []
+
+
+async def test_transactions_of_other_topics_cannot_be_ended(guarded: Cluster) -> None:
+    line = await guarded.line()
+    position = guarded.broker.components.store.max_position
+    half = send(ALICE, "secrets", b"half", {"TRAN_MSG": "true", "PGROUP": "payments", "UNIQ_KEY": "u1"})
+    assert (await line.call(half)).code == 0
+    fields = {"producerGroup": "payments", "tranStateTableOffset": "0", "commitLogOffset": str(position)}
+    fields |= {"commitOrRollback": "8", "fromTransactionCheck": "false", "msgId": "u1"}
+    for more in ({"topic": "orders"}, {}):
+        assert (await line.call(BOB.sign(Request(37, fields | more)))).code == NO_PERMISSION
+    assert guarded.stored("secrets") == []
+    assert (await line.call(ALICE.sign(Request(37, fields)))).code == 0
+    assert guarded.stored("secrets") == [b"half"]
+
+
+async def test_a_message_is_viewed_by_the_right_to_its_own_topic_whatever_the_request_names(guarded: Cluster) -> None:
+    line = await guarded.line()
+    store = guarded.broker.components.store
+    positions = []
+    for topic in ("secrets", "orders"):
+        positions.append(str(store.max_position))
+        assert (await line.call(send(ROOT, topic))).code == 0
+    theirs, mine = positions
+    await line.call(allow(BOB, "Cluster:DefaultCluster", "Get"))
+    await line.call(allow(BOB, "Topic:orders", "Get"))
+    for named in ({}, {"topic": "orders"}, {"topic": ""}):
+        assert (await line.call(BOB.sign(Request(33, {"offset": theirs, **named})))).code == NO_PERMISSION
+        assert (await line.call(BOB.sign(Request(33, {"offset": mine, **named})))).code == 0
+
+
+async def test_dead_letters_are_open_to_the_group_and_not_to_all_topics(guarded: Cluster) -> None:
+    line = await guarded.line()
+    for topic in ("%DLQ%g", "%DLQ%payments"):
+        await guarded.add_topic(topic)
+    own, theirs = BOB.sign(pulled("%DLQ%g")), BOB.sign(pulled("%DLQ%payments"))
+    for resource in ("Topic:*", "Topic:%*", "*"):
+        await line.call(allow(BOB, resource, "Pub", "Sub", "Get"))
+        await line.call(allow(BOB, "Group:payments", "All", decision="Deny"))
+        assert (await line.call(theirs)).code == NO_PERMISSION, resource
+        assert (await line.call(send(BOB, "%DLQ%payments"))).code == NO_PERMISSION, resource
+        assert (await line.call(BOB.call(30, topic="%DLQ%payments", queueId="0"))).code == NO_PERMISSION
+        assert (await line.call(own)).code != NO_PERMISSION
+    await line.call(allow(BOB, "Topic:%DLQ%payments", "Sub"))
+    assert (await line.call(theirs)).code != NO_PERMISSION
+    await line.call(allow(BOB, "Topic:%DLQ%g", "Sub", decision="Deny"))
+    assert (await line.call(own)).code == NO_PERMISSION
+
+
+async def test_a_member_of_a_group_acknowledges_retried_messages(guarded: Cluster) -> None:
+    line = await guarded.line()
+    await line.call(ROOT.sign(Request(200, {}, b'{"groupName":"g"}')))
+    assert (await line.call(send(ROOT, "orders", b"again"))).code == 0
+    (first,) = got(await line.call(BOB.sign(pop("orders", invisibleTime=10_000))), "orders")
+    components = guarded.broker.components
+    for _ in range(40):
+        guarded.clock.advance(1)
+        now_ms = int(guarded.clock.wall() * 1000)
+        components.revival.step(now_ms)
+        while components.timers.step(now_ms) == now_ms:
+            pass
+    (again,) = got(await line.call(BOB.sign(pop("orders", invisibleTime=10_000))), "orders")
+    assert (again.body, again.topic) == (first.body, "%RETRY%g_orders")
+    changed = await line.call(BOB.sign(Request(200053, again.fields(invisibleTime="20000"))))
+    assert changed.code == 0, changed
+    times = {"popTime": changed.fields["popTime"], "invisibleTime": changed.fields["invisibleTime"]}
+    parts = again.receipt.split(" ")
+    parts[0], parts[1], parts[2] = parts[7], times["popTime"], times["invisibleTime"]
+    acked = await line.call(BOB.sign(Request(200051, again.fields(extraInfo=" ".join(parts)))))
+    assert acked.code == 0, acked
+    assert components.popping.acked == 1
+    await line.call(allow(BOB, "Group:g_orders", "Sub", decision="Deny"))  # another group, of which this name speaks
+    for group in ("payments", "g_orders"):
+        refused = await line.call(BOB.sign(Request(200051, again.fields(consumerGroup=group))))
+        assert refused.code == NO_PERMISSION

@@ -8,7 +8,7 @@ from typing import Final
 from skyroute.access.resources import Action
 from skyroute.broker.clients.client_groups import GroupMember
 from skyroute.broker.clients.connected_clients import ConnectedClients
-from skyroute.broker.handlers.access_checks import RequireTopic
+from skyroute.broker.handlers.access_checks import RequireTopic, require_message
 from skyroute.broker.identity import Identity
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
@@ -17,7 +17,6 @@ from skyroute.errors import SkyrouteError
 from skyroute.message.errors import MessageIdError
 from skyroute.message.message_id import decode_offset_id
 from skyroute.message.queue_ref import QueueRef
-from skyroute.message.record import decode_record
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import CallTimeoutError, RefusedError, RemotingError
 from skyroute.wire.calls.consumers import (
@@ -69,20 +68,17 @@ class ForwardingHandlers:
         group = self.groups.get(order.group)
         if group is not None:
             fields["groupSysFlag"] = str(group.sys_flag)
-        record = self._record(order.message_id or "")
-        if self.require is not None:
-            self.require(decode_record(record).topic, Action.SUB, peer)
-        return self._forward(request, order.group, order.client_id or "", fields, record)
-
-    def _record(self, message_id: str) -> bytes:
+        message_id = order.message_id or ""
         try:
             position = decode_offset_id(message_id).log_position
         except MessageIdError as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from None
-        record = self.store.record_at(position)
-        if record is None:
+        message, record = self.store.message_at(position), self.store.record_at(position)
+        if message is None or record is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"message {message_id} not found")
-        return record
+        if self.require is not None:
+            require_message(self.require, message, Action.SUB, peer)
+        return self._forward(request, order.group, order.client_id or "", fields, record)
 
     def _forward(self, request: Request, group: str, client_id: str, fields: dict[str, str], body: bytes) -> Answer:
         consumers = self.clients.consumers(group)

@@ -7,7 +7,7 @@ from typing import Final
 from skyroute.access.resources import Action
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.handlers.access_checks import RequireTopic
+from skyroute.broker.handlers.access_checks import RequireTopic, require_message
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.topics import Topics
 from skyroute.message.message import StoredMessage
@@ -85,12 +85,14 @@ class MessageQueryHandlers:
         """Return the message at a log position."""
         position = decode_view(request)
         record = self.store.record_at(position)
+        if record is not None and self.require is not None:
+            message = self.store.message_at(position)
+            if message is None:
+                record = None
+            else:
+                require_message(self.require, message, Action.GET, peer)
         if record is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {position}")
-        if self.require is not None and request.fields.get(
-            "topic"
-        ):  # without it, the request needs more than the right to one topic
-            self.require(decode_record(record).topic, Action.GET, peer)
         return Response(body=record)
 
     def queue_units(self, request: Request, _peer: Peer) -> Response:

@@ -12,7 +12,7 @@ import msgspec
 from skyroute.access.resources import Action
 from skyroute.broker.appender import Appender
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.handlers.access_checks import RequireTopic
+from skyroute.broker.handlers.access_checks import RequireTopic, require_message
 from skyroute.broker.identity import Identity
 from skyroute.broker.scheduling.scheduled_delivery import replace_properties
 from skyroute.broker.stats import Stats
@@ -26,7 +26,6 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.message_id import encode_offset_id
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import DELAY_LEVEL, ORIGIN_MESSAGE_ID, RETRY_TOPIC, WAIT_STORED
-from skyroute.message.record import decode_record
 from skyroute.message.reserved_topics import dead_letter_topic, group_of, retry_topic
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
@@ -110,8 +109,8 @@ class SendBackHandlers:
         order = decode_send_back(request)
         group = _find_group(self.groups, order.group)
         # Before anything is created.
-        if self.require is not None and (found := self._message_at(order.log_position)) is not None:
-            self.require(found.topic, Action.SUB, peer)
+        if self.require is not None and (found := self.store.message_at(order.log_position)) is not None:
+            require_message(self.require, found, Action.SUB, peer)
         if not self.config.broker_permission & Permission.WRITE:
             where = self.identity.address.rpartition(":")[0]
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{where}] sending message is forbidden")
@@ -123,7 +122,7 @@ class SendBackHandlers:
         topic = self._find_or_create(config, created)
         if not topic.permission & Permission.WRITE:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
-        message = self._message_at(order.log_position)
+        message = self.store.message_at(order.log_position)
         if message is None:
             return self._refuse(f"look message by offset failed, {order.log_position}", created)
         level = retry_level(
@@ -140,14 +139,6 @@ class SendBackHandlers:
             found = self.topics.create(config)
             created.append(found)
         return found
-
-    def _message_at(self, position: int) -> StoredMessage | None:
-        record = self.store.record_at(position) if position >= 0 else None
-        try:
-            return None if record is None else decode_record(record)
-        except RecordError as error:
-            log.warning("cannot decode record sent back position=%d reason=%s", position, error)
-            return None
 
     async def _refuse(self, reason: str, created: list[TopicConfig]) -> Response:
         """Refuse after the created retry topic, which stays, is announced."""

@@ -5,8 +5,10 @@ in memory. From time to time, or when many records wait, units and keys are writ
 dies before that, recovery finds the records in the log; if the disk refuses, the next write tries again.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.commit_log import CommitLog
@@ -136,6 +138,11 @@ class Dispatcher:
         self._batches[position] = batch
         size = batch.log_end - position
         self.pending.append((queue, offset, position, size, b"", _BATCH_ENTRY, batch.stored_at_ms))
+
+    def is_pending(self, position: int) -> bool:
+        """Return whether a record that was appended alone starts here and is not visible yet."""
+        at = bisect_left(self.pending, position, key=itemgetter(2))
+        return at < len(self.pending) and self.pending[at][2] == position
 
     def make_visible(self) -> None:
         """Show pending records to readers: with `sync_flush`, those that are on disk, and none behind `confirmed`."""

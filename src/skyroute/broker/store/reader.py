@@ -17,6 +17,9 @@ from skyroute.broker.store.queues.queue_table import QueueTable
 from skyroute.broker.store.queues.unit_rows import Unit
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.files.errors import StorageError
+from skyroute.message.errors import RecordError
+from skyroute.message.message import StoredMessage
+from skyroute.message.record import decode_record
 
 SCANNED_UNITS_MIN: Final = 800
 """Units that a filtered read examines before it returns without a match."""
@@ -93,6 +96,22 @@ class StoreReader:
     def record_at(self, position: int) -> bytes | None:
         """Return the record at this position of the log; None if no intact record starts there."""
         return self._log.record_at(position)
+
+    def message_at(self, position: int) -> StoredMessage | None:
+        """Return the message whose record starts at this position, which a peer may have chosen; None if there is none.
+
+        A body may contain bytes like those of a record: only a record that its queue leads to is a message.
+        """
+        record = self.record_at(position)
+        try:
+            message = None if record is None else decode_record(record)
+        except RecordError:
+            return None
+        if message is None:
+            return None
+        unit = self.unit(message.topic, message.queue_id, message.queue_offset)
+        is_known = unit is not None and unit[:2] == (position, message.record_bytes)
+        return message if is_known or self._dispatcher.is_pending(position) else None
 
     @property
     def min_position(self) -> int:

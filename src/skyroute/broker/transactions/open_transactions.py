@@ -11,10 +11,9 @@ from typing import Final, NamedTuple
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.transactions.drafts import HALF_QUEUE_ID, number_of, offsets_of
 from skyroute.message import property_names as names
-from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import find_property
-from skyroute.message.record import decode_record, decode_run
+from skyroute.message.record import decode_run
 from skyroute.message.reserved_topics import HALF_DONE_TOPIC, HALF_TOPIC
 
 log = logging.getLogger(__name__)
@@ -124,11 +123,7 @@ class OpenTransactions:
 
     def half_in_log(self, position: int) -> StoredMessage | None:
         """Return a half message by its log position; None if there is none."""
-        record = self._store.record_at(position)
-        try:
-            found = None if record is None else decode_record(record)
-        except RecordError:
-            return None
+        found = self._store.message_at(position)
         return found if found is not None and found.topic == HALF_TOPIC else None
 
     # ------------------------------------------------------------------------------------------------------- changing

@@ -20,7 +20,6 @@ from skyroute.files.errors import StorageError
 from skyroute.message import property_names as names
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import find_property
-from skyroute.message.record import decode_record
 from skyroute.message.reserved_topics import HALF_DONE_TOPIC, HALF_GIVEN_UP_TOPIC, HALF_TOPIC
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
@@ -304,8 +303,7 @@ class Transactions:
             RefusedError: there is no half message at this position.
             StorageError: it could not be stored.
         """
-        record = self._store.record_at(log_position)
-        half = None if record is None else decode_record(record)
+        half = self._store.message_at(log_position)
         if half is None or half.topic not in (HALF_TOPIC, HALF_GIVEN_UP_TOPIC):
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR,
