@@ -213,3 +213,14 @@ async def test_dead_replicas_are_removed_and_living_ones_are_not(controller: Run
         async with replica(controller) as newcomer:
             assert newcomer.id == 3
             assert (await newcomer.elect()).fields["masterEpoch"] == "3"
+
+
+async def test_only_registered_brokers_are_alive(tmp_path: Path) -> None:
+    """Strangers could fill the table, and the heartbeats of a new broker would be ignored."""
+    async with running(tmp_path) as here, replica(here) as known:
+        beat = {**GROUP, "brokerAddr": "127.0.0.1:1", "epoch": "1", "maxOffset": "1"}
+        for fields in ({"brokerId": "2"}, {"brokerId": "1", "brokerName": "b"}, {"brokerId": "1", "clusterName": "D"}):
+            assert (await known.line.call(904, beat | fields)).code == 0
+        assert len(here.server.heartbeats) == 0
+        await known.beat()
+        await eventually(lambda: len(here.server.heartbeats) == 1)

@@ -66,6 +66,8 @@ async def test_a_heartbeat_without_a_key_is_not_heard(guarded: RunningController
     await line.send_oneway(904, {**beat, "AccessKey": "root", "Signature": "AAAA"})
     assert (await line.call(1005)).code == NO_PERMISSION  # both were read before
     assert len(guarded.server.heartbeats) == 0
+    application = {"appliedBrokerId": "1", "registerCheckCode": "127.0.0.1:1;1"}
+    assert (await line.call(ROOT.sign(Request(1013, GROUP | application)))).code == 0
     await line.send_oneway(904, dict(ROOT.sign(Request(904, beat)).fields))
     await eventually(lambda: len(guarded.server.heartbeats) == 1)
 

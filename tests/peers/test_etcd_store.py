@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
@@ -23,6 +24,9 @@ from skyroute.controller.errors import (
 from skyroute.controller.etcd_client import EtcdClient
 from skyroute.controller.etcd_leadership import EtcdLeadership
 from skyroute.controller.etcd_store import EtcdStore
+from skyroute.controller.events import Cause, GroupEvent, IdGranted
+from skyroute.controller.groups import Groups
+from skyroute.controller.rules import Outcome
 from skyroute.controller.server import ControllerServer
 from skyroute.controller.state import GroupState, Replica
 from tests.support.apache import PeerUnavailableError
@@ -30,6 +34,8 @@ from tests.support.connections import AsyncConnection, connection_to
 from tests.support.cut_proxy import CutProxy
 from tests.support.etcd import EtcdCluster, EtcdMember, etcd_program
 from tests.support.waiting import eventually
+
+T = TypeVar("T")
 
 SMALL_QUOTA = 2 * 1024 * 1024
 GROUP = {"clusterName": "C", "brokerName": "a"}
@@ -169,6 +175,43 @@ async def test_a_change_whose_response_was_lost_counts(member: EtcdMember) -> No
         after = one.store.find("a")
         assert after is not None
         assert (after.state, after.revision > before.revision) == (state(1, 1), True)
+
+
+class LateClient(EtcdClient):
+    """Gives up the next request: etcd carries it out before, never, or when the test says."""
+
+    async def call(self, operation: Callable[[Any], Awaitable[T]]) -> T:
+        if self.late is None:
+            return await super().call(operation)
+        carry_out, self.late, self.held = self.late, None, operation
+        if carry_out:
+            await super().call(operation)
+        raise StoreUnavailableError("etcd does not respond")
+
+    late: bool | None = None
+    held: Callable[[Any], Awaitable[Any]] | None = None
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_a_change_that_was_given_up_is_published_if_it_is_stored(member: EtcdMember, is_stored: bool) -> None:
+    async with contenders(member) as (one,):
+        client = LateClient([member.address])
+        one.store._client = client
+        published: list[GroupEvent] = []
+        groups = Groups(one.store, lambda events, group: published.extend(events))
+        await one.store.replace(state(), 0)
+        event = IdGranted("C", "a", Cause.BROKER, 1, "h:1")
+        client.late = is_stored
+        with pytest.raises(StoreUnavailableError):
+            await groups.change("a", lambda group: Outcome(state(1, 1), None, (event,)))
+        assert (published, groups.unsure) == ([], ("a",))
+        await groups.settle("a")
+        assert (published, groups.find("a")) == (([event], state(1, 1)) if is_stored else ([], state()))
+        assert client.held is not None
+        await client.call(client.held)  # etcd carries it out only now: it must not count any more
+        await one.store.lead(one.store._fence or 0)
+        assert groups.find("a") == (state(1, 1) if is_stored else state())
+        await client.close()
 
 
 async def test_a_damaged_value_keeps_a_controller_from_leading(

@@ -577,15 +577,16 @@ def decide_by_old_state() -> Patch:
         await lead(self, fence)
         self._groups = self._groups | known
 
-    async def put(self: EtcdStore, state: GroupState, _revision: int) -> None:
+    async def put(self: EtcdStore, state: GroupState, _revision: int) -> bool:
         key = self._prefix + state.broker_name.encode()
         value = msgspec.json.encode(_Value(1, state))
         _, responses = await self._client.call(
             lambda client: client.transaction(compare=[], success=[transactions.Put(key, value)], failure=[])
         )
         self._groups[state.broker_name] = StoredGroup(state, responses[0].response_put.header.revision)
+        return True
 
-    return mock.patch.multiple(EtcdStore, _replace=put, lead=lead_again)
+    return mock.patch.multiple(EtcdStore, _put=put, lead=lead_again)
 
 
 def elect_without_a_new_epoch() -> Patch:

@@ -6,7 +6,8 @@ controller. While it leads, a controller is the only writer, so it reads from me
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
@@ -82,21 +83,43 @@ class EtcdStore:
         if under_way is not None:
             await asyncio.wait({under_way})
             raise StoreConflictError(f"broker group {name} has another change under way")
+        async with self._only_writer(name):
+            stored = self._groups.get(name)
+            if (0 if stored is None else stored.revision) != revision:
+                raise StoreConflictError(f"broker group {name} has changed")
+            if stored is None and len(self._groups) >= GROUPS_MAX:
+                raise RequestRefusedError(Refusal.ID_REFUSED, f"there are {GROUPS_MAX} broker groups, the maximum")
+            if not await self._put(state, revision):
+                raise StoreConflictError(f"broker group {name} has changed in etcd")
+
+    async def settle(self, broker_name: str) -> StoredGroup | None:
+        """Write what is known of a group again: its new revision refuses every earlier write that is still under way.
+
+        Raises:
+            RequestRefusedError: another controller leads.
+            StoreUnavailableError: etcd does not respond, or has no space left.
+        """
+        while (under_way := self._writing.get(broker_name)) is not None:
+            await asyncio.wait({under_way})
+        async with self._only_writer(broker_name):
+            stored = self._groups.get(broker_name)
+            # A group that is not known has no state to write: its first id is granted again, with the same check code.
+            if stored is not None:
+                await self._put(stored.state, stored.revision)
+        return self._groups.get(broker_name)
+
+    @asynccontextmanager
+    async def _only_writer(self, name: str) -> AsyncIterator[None]:
         self._writing[name] = done = asyncio.get_running_loop().create_future()
         try:
-            await self._replace(state, revision)
+            yield
         finally:
             del self._writing[name]
             done.set_result(None)
 
-    async def _replace(self, state: GroupState, revision: int) -> None:
-        name = state.broker_name
-        stored = self._groups.get(name)
-        if (0 if stored is None else stored.revision) != revision:
-            raise StoreConflictError(f"broker group {name} has changed")
-        if stored is None and len(self._groups) >= GROUPS_MAX:
-            raise RequestRefusedError(Refusal.ID_REFUSED, f"there are {GROUPS_MAX} broker groups, the maximum")
-        fence = self._fence
+    async def _put(self, state: GroupState, revision: int) -> bool:
+        """Store a state if the group has this revision; return whether it is stored now. What was found is kept."""
+        name, fence = state.broker_name, self._fence
         if fence is None:
             raise RequestRefusedError(Refusal.NOT_LEADER, "this controller does not lead any more")
         key, value = self._prefix + name.encode(), msgspec.json.encode(_Value(FORMAT, state))
@@ -112,18 +135,15 @@ class EtcdStore:
         )
         if done:
             self._groups[name] = StoredGroup(state, responses[0].response_put.header.revision)
-            return
+            return True
         leader, found = responses
         if not leader or leader[0][1].create_revision != fence:
             self._fence = None
             raise RequestRefusedError(Refusal.NOT_LEADER, "another controller leads")
-        if found and found[0][0] == value:
-            # An earlier try of this transaction was carried out, and its response was lost.
-            self._groups[name] = StoredGroup(state, found[0][1].mod_revision)
-            return
         if found:
             self._groups[name] = self._decode(found[0][1])
-        raise StoreConflictError(f"broker group {name} has changed in etcd")
+        # Equal values: an earlier try of this transaction was carried out, and its response was lost.
+        return bool(found) and found[0][0] == value
 
     def _decode(self, entry: Any) -> StoredGroup:
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -118,6 +119,14 @@ class Failover:
         while True:
             await asyncio.sleep(TICK_S)
             self._check_stall()
+
+    async def run_settles(self) -> None:
+        """Find out about changes of which it is not known whether they are stored."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            for name in self.groups.unsure:
+                with suppress(SkyrouteError):  # tried again
+                    await self.groups.settle(name)
 
     async def run_scans(self) -> None:
         while True:

@@ -96,10 +96,10 @@ class FileStore:
 
     async def replace(self, state: GroupState, revision: int) -> None:
         name = state.broker_name
-        for write in (self._current, self._next):
-            if write is not None and name in write.changes:
-                await asyncio.wait({write.done})
-                raise StoreConflictError(f"broker group {name} has another change under way")
+        under_way = self._under_way(name)
+        if under_way is not None:
+            await asyncio.wait({under_way.done})
+            raise StoreConflictError(f"broker group {name} has another change under way")
         stored = self._groups.get(name)
         if (stored.revision if stored is not None else 0) != revision:
             raise StoreConflictError(f"broker group {name} has changed")
@@ -114,6 +114,14 @@ class FileStore:
         # The write goes on if this request is cancelled; others may wait for it as well.
         await asyncio.wait({write.done})
         write.done.result()
+
+    async def settle(self, broker_name: str) -> StoredGroup | None:
+        while (write := self._under_way(broker_name)) is not None:
+            await asyncio.wait({write.done})
+        return self.find(broker_name)
+
+    def _under_way(self, broker_name: str) -> _Write | None:
+        return next((each for each in (self._current, self._next) if each and broker_name in each.changes), None)
 
     async def _write_all(self) -> None:
         while self._next is not None:

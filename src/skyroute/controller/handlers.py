@@ -124,12 +124,19 @@ class ControllerHandlers:
         beat = decode_replica_heartbeat(request)
         if beat.broker_id is None:
             return Response(ResponseCode.CONTROLLER_INVALID_REQUEST, "Heart beat with empty brokerId")
+        key = ReplicaKey(beat.cluster, beat.broker_name, beat.broker_id)
+        is_registered = self.groups.has(key)
+        if self.leadership.is_leader and not is_registered:
+            if peer.count_refusal():
+                log.warning("heartbeat ignored peer=%s reason=%s %d is not registered", peer.address, *key[1:])
+            return _HEARD
         is_noted = self.heartbeats.beat(
-            ReplicaKey(beat.cluster, beat.broker_name, beat.broker_id),
+            key,
             Progress(beat.epoch, beat.max_offset, beat.priority),
             holder=peer.connection,
             now=self.clock.monotonic(),
             timeout_s=beat.timeout_s,
+            is_registered=is_registered,
         )
         if not is_noted and peer.count_refusal():
             log.warning("heartbeat ignored peer=%s reason=too many brokers are alive", peer.address)

@@ -5,7 +5,7 @@ makes it dead: after a stall of this process, heartbeats wait unread, and the sc
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -19,6 +19,9 @@ TIMEOUT_S_MAX: Final = 300.0
 
 BROKERS_MAX: Final = 100_000
 """Maximum number of brokers that are alive; heartbeats of more are ignored."""
+
+UNKNOWN_A_CONNECTION: Final = 100
+"""Maximum number of brokers of one connection, at a controller that does not know which ones are registered."""
 
 
 class ReplicaKey(NamedTuple):
@@ -45,6 +48,8 @@ class Heartbeats:
         self._groups: defaultdict[tuple[str, str], dict[int, _Lease]] = defaultdict(dict)
         self._keys_of: defaultdict[int, set[ReplicaKey]] = defaultdict(set)
         self._count = 0
+        self._has_ignored = False
+        """Whether a heartbeat was ignored because there were too many."""
 
     def __len__(self) -> int:
         return self._count
@@ -57,14 +62,38 @@ class Heartbeats:
         """Return whether every living broker had the time to be heard."""
         return now >= self._settles_at
 
+    def keep(self, is_registered: Callable[[ReplicaKey], bool], now: float) -> None:
+        """Forget the brokers that are not registered. Called by a controller that begins to lead.
+
+        If heartbeats were ignored, it listens again: those of registered brokers may be among them.
+        """
+        for key in [key for key, _ in self._leases() if not is_registered(key)]:
+            self._remove(key)
+        if self._has_ignored:
+            self._has_ignored = False
+            self.listen_again(now)
+
     def beat(
-        self, key: ReplicaKey, progress: Progress, *, holder: int, now: float, timeout_s: float = TIMEOUT_S
+        self,
+        key: ReplicaKey,
+        progress: Progress,
+        *,
+        holder: int,
+        now: float,
+        timeout_s: float = TIMEOUT_S,
+        is_registered: bool = True,
     ) -> bool:
-        """Note a heartbeat. Returns False if too many brokers are alive."""
+        """Note a heartbeat. Returns False if it is ignored because too many brokers are alive.
+
+        A broker is not registered if this controller cannot tell: only the leader knows.
+        """
         timeout_s = min(timeout_s, TIMEOUT_S_MAX) if timeout_s > 0 else TIMEOUT_S
-        lease = self._groups[key[:2]].get(key.broker_id)
+        lease = self._groups.get(key[:2], {}).get(key.broker_id)
         if lease is None:
-            return self._add(key, _Lease(holder, now + timeout_s, progress))
+            may_add = is_registered or len(self._keys_of.get(holder, ())) < UNKNOWN_A_CONNECTION
+            is_noted = may_add and self._add(key, _Lease(holder, now + timeout_s, progress))
+            self._has_ignored |= not is_noted
+            return is_noted
         if lease.holder != holder:
             self._unlink(key, lease.holder)
             self._keys_of[holder].add(key)
@@ -75,12 +104,11 @@ class Heartbeats:
 
     def presume(self, key: ReplicaKey, *, holder: int, now: float) -> None:
         """Take a broker as alive that was just elected and has not sent a heartbeat yet."""
-        if key.broker_id not in self._groups[key[:2]]:
+        if key.broker_id not in self._groups.get(key[:2], {}):
             self._add(key, _Lease(holder, now + TIMEOUT_S, Progress()))
 
     def _add(self, key: ReplicaKey, lease: _Lease) -> bool:
         if self._count >= BROKERS_MAX:
-            self._forget_if_empty(key)
             return False
         self._groups[key[:2]][key.broker_id] = lease
         self._keys_of[lease.holder].add(key)

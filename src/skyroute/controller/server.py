@@ -138,7 +138,7 @@ class ControllerServer:
             raise
         self._server = server
         failover = self.failover
-        scans = (failover.run_ticks(), failover.run_scans(), failover.run_master_scans())
+        scans = (failover.run_ticks(), failover.run_scans(), failover.run_master_scans(), failover.run_settles())
         for work in (*scans, tls.watch(), leadership.run()):
             self._background.spawn(work)
         if self._find_enforcer is None:
@@ -213,10 +213,11 @@ class ControllerServer:
             client=client,
             clock=self.clock,
             lease_s=config.etcd_lease_s,
-            on_gained=self._scan_masters,
+            on_gained=self._begin_to_lead,
         )
 
-    def _scan_masters(self) -> None:
+    def _begin_to_lead(self) -> None:
+        self.heartbeats.keep(self.groups.has, self.clock.monotonic())
         if self.failover is not None:
             self.failover.scan_masters()
 

@@ -44,6 +44,16 @@ class GroupStore(Protocol):
         Raises:
             StoreConflictError: the group has another revision.
             FileWriteError: the state could not be written; it is as it was.
+            StoreUnavailableError: the state may be stored or not, now or later; `settle` decides it.
+        """
+        ...
+
+    async def settle(self, broker_name: str) -> StoredGroup | None:
+        """Return what is stored of a group, after which no earlier write of it can be stored any more.
+
+        Raises:
+            RequestRefusedError: another controller leads.
+            StoreUnavailableError: the store does not respond.
         """
         ...
 

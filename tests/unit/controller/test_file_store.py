@@ -149,3 +149,19 @@ async def test_two_controllers_cannot_share_a_file(tmp_path: Path) -> None:
         await opened(tmp_path / "state.json")
     await store.close()
     await (await opened(tmp_path / "state.json")).close()
+
+
+async def test_a_change_whose_request_is_cancelled_during_the_write_is_published(tmp_path: Path) -> None:
+    published: list[GroupEvent] = []
+    store = await opened(tmp_path / "state.json")
+    groups = Groups(store, lambda events, group: published.extend(events))
+    change = asyncio.create_task(groups.change("a", lambda group: grant_id(group, "C", "a", 1, "h:1;5")))
+    await asyncio.sleep(0)
+    change.cancel()
+    await asyncio.gather(change, return_exceptions=True)
+    assert list(groups.unsure) == ["a"]
+    await groups.settle("a")
+    assert published == [IdGranted("C", "a", Cause.BROKER, 1, "h:1")]
+    assert list(groups.unsure) == []
+    await groups.settle("a")
+    assert len(published) == 1

@@ -66,6 +66,35 @@ def test_heartbeats_of_too_many_brokers_are_ignored(monkeypatch: pytest.MonkeyPa
     assert list(beats._groups) == [("C", "a")]
 
 
+def test_one_connection_cannot_fill_the_table_of_a_controller_that_does_not_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(heartbeats, "UNKNOWN_A_CONNECTION", 1)
+    beats = Heartbeats(now=0.0)
+    for number in range(1, 4):
+        beats.beat(ReplicaKey("C", "x", number), Progress(), holder=7, now=0.0, is_registered=False)
+    assert len(beats) == 1
+    assert beats.beat(ONE, Progress(), holder=7, now=0.0, is_registered=True)
+
+
+def test_a_new_leader_keeps_registered_brokers_and_listens_again_if_it_had_ignored_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beats = Heartbeats(now=0.0, settle_s=10.0)
+    stranger = ReplicaKey("C", "x", 1)
+    for key in (ONE, stranger):
+        beats.beat(key, Progress(), holder=7, now=0.0, is_registered=False)
+    beats.keep(lambda key: key == ONE, now=20.0)
+    assert (len(beats), beats.drop_holder(7), beats.is_settled(20.0)) == (1, (ONE,), True)
+    monkeypatch.setattr(heartbeats, "BROKERS_MAX", 1)
+    for key in (stranger, ONE):
+        beats.beat(key, Progress(), holder=7, now=20.0, is_registered=False)
+    beats.keep(lambda key: key == ONE, now=20.0)
+    assert (len(beats), beats.is_settled(29.0), beats.is_settled(30.0)) == (0, False, True)
+    beats.keep(lambda key: True, now=40.0)
+    assert beats.is_settled(40.0)
+
+
 @pytest.mark.parametrize(("asked", "given"), [(-1.0, 10.0), (0.0, 10.0), (1e9, 300.0)])
 def test_the_time_a_broker_asks_for_has_bounds(asked: float, given: float) -> None:
     beats = Heartbeats(now=0.0)
