@@ -174,3 +174,51 @@ async def test_finished_check_points_are_forgotten_behind_one_that_is_not(
         later(cluster, 1)
     assert max(map(len, revive_log._live)) < 8
     assert cluster.broker.components.in_flight.written == 2
+
+
+def batch_of(*messages: Got, **more: object) -> bytes:
+    """The body of an acknowledgement with one entry for each message."""
+    entries = []
+    for message in messages:
+        start, popped_at, invisible, revive, _, _, queue, offset = message.receipt.split(" ")
+        bits = 1 << (int(offset) - int(start))
+        entry = {"c": "g", "t": "T", "r": "0", "so": int(start), "q": int(queue), "rq": int(revive)}
+        text = base64.b64encode(bits.to_bytes(16, "little")).decode()
+        entries.append({**entry, "pt": int(popped_at), "it": int(invisible), "b": text, **more})
+    return json.dumps({"acks": entries}).encode()
+
+
+async def test_many_acks_of_one_request_take_several_turns(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyroute.broker.handlers.pop.TURN_COST", 4)
+    await fill(line, 30)
+    messages = await popped(line)
+    long = await line.send(RequestCode.BATCH_ACK_MESSAGE, body=batch_of(*messages))
+    polls = await line.send(RequestCode.POLLING_INFO, {"consumerGroup": "g", "topic": "T", "queueId": "-1"})
+    assert (await line.answer(polls)).code == 0
+    assert (await line.answer(long)).code == 0
+    assert cluster.broker.components.in_flight.message_count == 0
+
+
+@pytest.mark.parametrize("change", [{"r": "7"}, {"pt": -1}, {"b": "no"}, {"c": ""}, {"b": "/" * 65_536}])
+async def test_a_batch_with_a_bad_entry_acknowledges_nothing(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch, change: dict[str, object]
+) -> None:
+    monkeypatch.setattr("skyroute.broker.handlers.pop.TURN_COST", 4)
+    await fill(line, 9)
+    messages = await popped(line)
+    good, bad = json.loads(batch_of(*messages)), json.loads(batch_of(messages[0], **change))
+    body = json.dumps({"acks": good["acks"] + bad["acks"]}).encode()
+    assert (await line.call(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == ResponseCode.SYSTEM_ERROR
+    assert cluster.broker.components.in_flight.message_count == 9
+
+
+async def test_bit_sets_of_what_was_not_popped_change_nothing(cluster: Cluster, line: AsyncConnection) -> None:
+    await fill(line, 3)
+    messages = await popped(line, maxMsgNums=1)
+    bits = base64.b64encode(b"\0" * 100 + b"\xff" + b"\0" * 100_000 + b"\x80").decode()
+    lies = batch_of(messages[0], b=bits), batch_of(messages[0], q=2**31 - 1), batch_of(messages[0], so=2**61)
+    for body in lies:
+        assert (await line.call(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == 0
+    assert cluster.broker.components.in_flight.message_count == 1

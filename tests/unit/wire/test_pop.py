@@ -163,7 +163,7 @@ def test_batch_acks_have_javas_body() -> None:
     bits = base64.b64encode(bytes([0b100001, 0, 0b10])).decode()
     entry = {"c": "G", "t": "Orders", "r": "1", "so": 100, "q": 2, "rq": 3, "pt": 1794824709031, "it": 60000, "b": bits}
     assert json.loads(request.body) == {"acks": [entry], "brokerName": "broker-a"}
-    assert decode_batch_ack(request) == [ack]
+    assert list(decode_batch_ack(request)) == [ack]
     assert ack.stored_topic == "%RETRY%G_Orders"
 
 
@@ -181,7 +181,7 @@ def test_batch_acks_have_javas_body() -> None:
 def test_lying_batch_acks_are_refused(members: dict[str, object], said: str) -> None:
     body = {"acks": [{"c": "G", "t": "Orders", "b": "AQ==", **members}]}
     with pytest.raises(BodyError, match=said):
-        decode_batch_ack(Request(200151, body=json.dumps(body).encode()))
+        list(decode_batch_ack(Request(200151, body=json.dumps(body).encode())))
 
 
 def test_questions_about_queues_keep_their_fields() -> None:

@@ -1,25 +1,64 @@
 """Assignment of queues to consumers by the broker."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.cluster.topic_routes import TopicRoutes
 from skyroute.broker.tables.request_modes import RequestModes
 from skyroute.message.queue_ref import QueueRef
-from skyroute.message.queue_shares import average_share, circle_share, ranked
+from skyroute.message.queue_shares import average_positions, circle_positions, ranked
 from skyroute.remoting.dispatch import Peer
 from skyroute.routing.topology import Permission, TopicRoute
 from skyroute.wire.calls.clients import MessageModel
 from skyroute.wire.calls.groups import RequestMode
-from skyroute.wire.calls.pop import POP_MODE, QueueAssignment, decode_assignment_query, encode_assignments
+from skyroute.wire.calls.pop import (
+    POP_MODE,
+    QueueAssignment,
+    assignment_pieces,
+    decode_assignment_query,
+    encode_assignments,
+)
 from skyroute.wire.command import Request, Response
 
-Share = Callable[[str, Sequence[QueueRef], Sequence[str]], list[QueueRef]]
+Share = Callable[[str, int, Sequence[str]], range]
+"""Returns the positions of a member's queues: of which member, among how many queues and which members."""
 
-_STRATEGIES: Final[dict[str, Share]] = {"AVG": average_share, "AVG_BY_CIRCLE": circle_share}
+_STRATEGIES: Final[dict[str, Share]] = {"AVG": average_positions, "AVG_BY_CIRCLE": circle_positions}
 _ALL_QUEUES: Final = -1
+
+
+class TopicQueues:
+    """The readable queues of a topic as consumers sort them. No object for each: a topic may have 65,536."""
+
+    def __init__(self, topic: str, route: TopicRoute) -> None:
+        self._topic = topic
+        groups = {group.name for group in route.groups}
+        readable = {
+            queues.broker_name: queues.settings.read_queues
+            for queues in route.queues
+            if queues.broker_name in groups and queues.settings.permission & Permission.READ
+        }
+        self._brokers = [name for name in ranked(readable) if readable[name] > 0]
+        self._ends = list(accumulate(readable[name] for name in self._brokers))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def at(self, positions: Iterable[int]) -> Iterator[QueueRef]:
+        """Return the queues at these positions."""
+        for position in positions:
+            broker = bisect_right(self._ends, position)
+            start = self._ends[broker - 1] if broker else 0
+            yield QueueRef(self._topic, self._brokers[broker], position - start)
+
+    def of_brokers(self) -> Iterator[QueueRef]:
+        """Return one queue for each broker, which stands for all its queues."""
+        return (QueueRef(self._topic, name, _ALL_QUEUES) for name in self._brokers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +77,8 @@ class AssignmentHandlers:
         route = await self.routes.find(topic)
         if route is None:
             return encode_assignments(None)
-        queues = sorted(_readable_queues(topic, route))
+        queues = TopicQueues(topic, route)
+        assigned = queues.at(range(len(queues)))
         if question.model is MessageModel.CLUSTERING:
             consumers = self.clients.consumers(group)
             share = _STRATEGIES.get(question.strategy)
@@ -46,37 +86,30 @@ class AssignmentHandlers:
                 return encode_assignments(None)
             members = [member.client_id for member in consumers.members]
             if mode.mode == POP_MODE:
-                queues = pop_share(share, question.client_id, queues, members, mode.shared_queues)
+                assigned = pop_share(share, question.client_id, queues, members, mode.shared_queues)
             else:
-                queues = share(question.client_id, queues, members)
-        return encode_assignments(QueueAssignment(queue, mode.mode) for queue in dict.fromkeys(queues))
-
-
-def _readable_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
-    groups = {group.name for group in route.groups}
-    return [
-        QueueRef(topic, queues.broker_name, queue_id)
-        for queues in route.queues
-        if queues.broker_name in groups and queues.settings.permission & Permission.READ
-        for queue_id in range(queues.settings.read_queues)
-    ]
+                assigned = queues.at(share(question.client_id, len(queues), members))
+        pieces = []
+        for piece in assignment_pieces(QueueAssignment(queue, mode.mode) for queue in assigned):
+            pieces.append(piece)
+            await asyncio.sleep(0)  # others are served meanwhile
+        return Response(body=b"".join(pieces))
 
 
 def pop_share(
-    share: Share, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str], shared: int
-) -> list[QueueRef]:
+    share: Share, client_id: str, queues: TopicQueues, client_ids: Sequence[str], shared: int
+) -> Iterator[QueueRef]:
     """Return the queues that a member pops from: by default all queues of all brokers.
 
     With `shared`, a member also pops from the queues of that many members behind it.
     """
     members = ranked(client_ids)
     if shared <= 0 or shared >= len(members) - 1:
-        brokers = dict.fromkeys((queue.topic, queue.broker_name) for queue in queues)
-        return [QueueRef(topic, broker_name, _ALL_QUEUES) for topic, broker_name in brokers]
+        return queues.of_brokers()
     if client_id not in members:
-        return []
-    rank = members.index(client_id)
-    if len(members) > len(queues):
-        return [queues[rank % len(queues)]] if queues else []
+        return iter(())
+    rank, count = members.index(client_id), len(queues)
+    if len(members) > count:
+        return queues.at([rank % count] if count else [])
     near = [members[(rank + at) % len(members)] for at in range(shared + 1)]
-    return [queue for member in near for queue in share(member, queues, members)]
+    return queues.at(position for member in near for position in share(member, count, members))

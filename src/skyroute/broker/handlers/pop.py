@@ -1,6 +1,7 @@
 """POP requests: pop, acknowledge, change of the invisible time, notification, peek."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,7 @@ from skyroute.routing.topology import Permission
 from skyroute.wire.calls.pop import (
     POP_COUNT_MAX,
     Ack,
+    BatchAck,
     PopAnswer,
     PopQuestion,
     PopStatus,
@@ -50,6 +52,9 @@ POLL_MS_MAX: Final = 60_000
 
 SEARCH_S: Final = 0.005
 """Time limit of a search with a filter."""
+
+TURN_COST: Final = 256
+"""Acknowledged messages, and entries of a request, in one turn of the loop."""
 
 _READ: Final = int(Permission.READ)
 
@@ -82,6 +87,12 @@ class _WaitingNotification(_WaitingPop):
 
     def nothing(self) -> Response:
         return encode_notified(has_message=False)
+
+
+async def _completed(work: Iterator[int]) -> Response:
+    for _ in work:
+        await asyncio.sleep(0)
+    return Response()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,31 +264,49 @@ class PopHandlers:
                 f"offset is illegal, key:{topic}@{queue_id}, commit:{offset}, store:{low}~{high}",
             )
 
-    def batch_ack(self, request: Request, _peer: Peer) -> Response:
-        """Acknowledge many messages."""
+    def batch_ack(self, request: Request, _peer: Peer) -> Answer:
+        """Acknowledge many messages: very many in several turns of the loop."""
         self._check_master()
-        acks = decode_batch_ack(request)
-        if not any(ack.offsets for ack in acks):
+        work = self._acknowledge(request)
+        return Response() if next(work, None) is None else _completed(work)
+
+    def _acknowledge(self, request: Request) -> Iterator[int]:
+        """Acknowledge messages, in steps of about `TURN_COST` messages and entries."""
+        acks, count, cost = [], 0, 0
+        for ack in decode_batch_ack(request):
+            acks.append(ack)
+            count += len(ack.offsets)
+            cost += 1 + len(ack.offsets)
+            if cost >= TURN_COST:
+                cost = 0
+                yield count
+        if not count:
             raise RefusedError(ResponseCode.NO_MESSAGE, "the request acknowledges no message")
         for ack in acks:
-            topic, queue_id = ack.stored_topic, ack.queue_id
-            if not ack.offsets or self.topics.get(topic) is None or queue_id >= self._topic(topic, -1).read_queues:
-                continue
-            low, high = self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
-            offsets = ack.offsets  # ascending
-            if offsets[0] < low or offsets[-1] >= high:
-                offsets = tuple(offset for offset in offsets if low <= offset < high)
-            if offsets:
-                try:
-                    self.popping.ack_many(
-                        *(ack.group, topic, queue_id, ack.start_offset, ack.popped_at_ms),
-                        *(ack.invisible_ms, ack.revive_queue_id, offsets),
-                    )
-                except StorageError as error:
-                    raise RefusedError(
-                        ResponseCode.SYSTEM_ERROR, f"an acknowledgement cannot be stored: {error}"
-                    ) from error
-        return Response()
+            for at in range(0, len(ack.offsets), TURN_COST):
+                offsets = ack.offsets[at : at + TURN_COST]
+                self._acknowledge_offsets(ack, offsets)
+                cost += 1 + len(offsets)
+                if cost >= TURN_COST:
+                    cost = 0
+                    yield count
+
+    def _acknowledge_offsets(self, ack: BatchAck, offsets: tuple[int, ...]) -> None:
+        topic, queue_id = ack.stored_topic, ack.queue_id
+        if self.topics.get(topic) is None or queue_id >= self._topic(topic, -1).read_queues:
+            return
+        low, high = self.store.min_offset(topic, queue_id), self.store.max_offset(topic, queue_id)
+        if offsets[0] < low or offsets[-1] >= high:  # ascending
+            offsets = tuple(offset for offset in offsets if low <= offset < high)
+        if not offsets:
+            return
+        try:
+            self.popping.ack_many(
+                *(ack.group, topic, queue_id, ack.start_offset, ack.popped_at_ms),
+                *(ack.invisible_ms, ack.revive_queue_id, offsets),
+            )
+        except StorageError as error:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"an acknowledgement cannot be stored: {error}") from error
 
     def change(self, request: Request, _peer: Peer) -> Response:
         """Change the time at which a message is visible again."""

@@ -2,8 +2,10 @@
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, IntEnum
+from itertools import islice
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -19,7 +21,7 @@ from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.errors import BodyError, FieldError
 from skyroute.wire.fast_path import PreparedResponse
 from skyroute.wire.fields import is_name, optional_int, required_int, required_int32, required_name, truth
-from skyroute.wire.queue_maps import QueueBody, queue_members
+from skyroute.wire.queue_maps import QueueBody
 
 POP_COUNT_MAX: Final = 32
 """Maximum number of messages in one response; a broker refuses a request for more."""
@@ -36,6 +38,7 @@ ACKS_MAX: Final = 10_000
 RECEIPT_CHARS_MAX: Final = 1_024
 """Maximum length of a receipt."""
 
+_PIECE_QUEUES: Final = 512
 _INT64_MAX: Final = (1 << 63) - 1
 _RECEIPT_FIELDS: Final = 8
 _TRUE, _FALSE = "true", "false"
@@ -441,15 +444,14 @@ def encode_batch_ack(broker_name: str, acks: Iterable[BatchAck]) -> Request:
     return Request(RequestCode.BATCH_ACK_MESSAGE, body=msgspec.json.encode(_BatchAcksBody(entries, broker_name)))
 
 
-def decode_batch_ack(request: Request) -> list[BatchAck]:
-    """Decode acknowledgements.
+def decode_batch_ack(request: Request) -> Iterator[BatchAck]:
+    """Decode acknowledgements one by one: all of a long request take too long for one turn of a server.
 
     Raises:
-        BodyError: the body is malformed, or acknowledges too many messages.
+        BodyError: the body is malformed, or acknowledges too many messages. It may be raised at any entry.
     """
     body = read_request(request.body, _BatchAcksBody, "acknowledgements")
     room = ACKS_MAX
-    acks = []
     for entry in body.acks or ():
         if not is_name(entry.c) or not is_name(entry.t) or entry.r not in ("0", "1", "2"):
             raise BodyError(f"not an acknowledgement: c={entry.c[:80]!r} t={entry.t[:80]!r} r={entry.r[:80]!r}")
@@ -457,12 +459,9 @@ def decode_batch_ack(request: Request) -> list[BatchAck]:
             raise BodyError(f"a number of an acknowledgement is out of range: t={entry.t[:80]!r}")
         offsets = _decode_bits(entry.b, entry.so, room)
         room -= len(offsets)
-        acks.append(
-            BatchAck(
-                entry.c, entry.t, RetryFlag(int(entry.r)), entry.q, entry.rq, entry.so, entry.pt, entry.it, offsets
-            )
+        yield BatchAck(
+            entry.c, entry.t, RetryFlag(int(entry.r)), entry.q, entry.rq, entry.so, entry.pt, entry.it, offsets
         )
-    return acks
 
 
 def _encode_bits(offsets: Iterable[int], start: int) -> str:
@@ -470,6 +469,10 @@ def _encode_bits(offsets: Iterable[int], start: int) -> str:
     for offset in offsets:
         bits |= 1 << (offset - start)
     return base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
+
+
+_SET_BYTES: Final = re.compile(rb"[^\0]").finditer
+_SET_BITS: Final = [tuple(bit for bit in range(8) if byte & 1 << bit) for byte in range(256)]
 
 
 def _decode_bits(text: str, start: int, count_max: int) -> tuple[int, ...]:
@@ -484,7 +487,7 @@ def _decode_bits(text: str, start: int, count_max: int) -> tuple[int, ...]:
         raise BodyError(f"{count} more acknowledgements in a request (expected at most {ACKS_MAX} together)")
     if not bits & (bits + 1):  # the usual case: no gaps
         return tuple(range(start, start + count))
-    return tuple(start + at * 8 + bit for at, byte in enumerate(raw) if byte for bit in range(8) if byte & (1 << bit))
+    return tuple(start + found.start() * 8 + bit for found in _SET_BYTES(raw) for bit in _SET_BITS[raw[found.start()]])
 
 
 # ----------------------------------------------------------------------------------------------------- invisible time
@@ -744,8 +747,30 @@ def encode_assignments(assignments: Iterable[QueueAssignment] | None) -> Respons
     """Encode assigned queues; None if the broker cannot assign any now: the consumer keeps its queues."""
     if assignments is None:
         return Response(body=b"{}")
-    entries = [{"messageQueue": queue_members(found.queue), "mode": found.mode} for found in assignments]
-    return Response(body=fastjson.dumps({"messageQueueAssignments": entries}, fastjson.Dialect.LEGACY))
+    return Response(body=b"".join(assignment_pieces(assignments)))
+
+
+def assignment_pieces(assignments: Iterable[QueueAssignment]) -> Iterator[bytes]:
+    """Return the body of a response with assigned queues, in pieces: a consumer may get 65,536."""
+    left = iter(assignments)
+    heads: dict[tuple[str, str, str], tuple[str, str]] = {}
+    separator = '{"messageQueueAssignments":['
+    while some := list(islice(left, _PIECE_QUEUES)):
+        texts = []
+        for one in some:
+            queue = one.queue
+            key = (queue.topic, queue.broker_name, one.mode)
+            if key not in heads:
+                topic, broker_name, mode = (fastjson.dumps(name, fastjson.Dialect.LEGACY).decode() for name in key)
+                heads[key] = (
+                    f'{{"messageQueue":{{"brokerName":{broker_name},"queueId":',
+                    f',"topic":{topic}}},"mode":{mode}}}',
+                )
+            head, tail = heads[key]
+            texts.append(f"{head}{queue.queue_id}{tail}")
+        yield (separator + ",".join(texts)).encode()
+        separator = ","
+    yield b"]}" if separator == "," else f"{separator}]}}".encode()
 
 
 class _AssignmentBody(msgspec.Struct):
