@@ -83,6 +83,29 @@ def test_a_store_whose_process_died_is_copied_with_its_last_record(tmp_path: Pat
     assert content_of(tmp_path / "copy")["T", 0, 20].body == b"not derived"
 
 
+def test_an_unfinished_batch_is_left_out(folder: Path, tmp_path: Path) -> None:
+    store = open_store(folder)
+    position = store.max_position
+    store.append(draft("T", 0, b"first of a batch"), NOW_MS)
+    store._checkpoint.begin_batch(position)
+    store.kill()
+    assert any("was not written whole" in note for note in StoreCheck(folder, TABLES, damage_of, SMALL).run().notes)
+    repaired, report = repair(folder, tmp_path / "copy")
+    assert repaired.records == 75
+    assert "not stored whole" in repaired.losses[0]
+    assert (report.findings, report.notes) == ([], [])
+    assert all(b"first of a batch" not in message.body for message in content_of(tmp_path / "copy").values())
+
+
+def test_a_batch_of_an_earlier_boot_is_kept(folder: Path, tmp_path: Path) -> None:
+    store = open_store(folder)
+    store._checkpoint.begin_batch(store.max_position)
+    store.append(draft("T", 0, b"stored"), NOW_MS)
+    store.kill()
+    (folder / "abort").write_text("1\nanother-boot")
+    assert repair(folder, tmp_path / "copy")[0].records == 76
+
+
 def test_a_damaged_record_leaves_a_gap_and_the_others_keep_their_positions(folder: Path, tmp_path: Path) -> None:
     before = content_of(Path(shutil.copytree(folder, tmp_path / "read")))
     lost = before["T", 1, 7]

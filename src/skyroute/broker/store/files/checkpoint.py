@@ -216,6 +216,8 @@ class CheckpointPage(NamedTuple):
     last_dispatched: tuple[int, int] | None
     closed_end: int | None
     """As of `Checkpoint`."""
+    unfinished_batch: int | None
+    """As of `Checkpoint`."""
     damaged: list[int]
     """Offsets of notes with a wrong checksum."""
 
@@ -234,10 +236,11 @@ def parse_checkpoint(page: bytes) -> CheckpointPage:
         elif any(note):
             found[at] = layout.unpack(note)
     log_ms, queues_ms, index_ms = times = _TIMES.unpack_from(page)
-    derived, closed = found.get(_DERIVED_AT), found.get(_CLOSED_AT)
+    derived, closed, batch = found.get(_DERIVED_AT), found.get(_CLOSED_AT), found.get(_BATCH_AT)
     return CheckpointPage(
         (log_ms, queues_ms, index_ms),
         None if derived is None else (derived[0], derived[1]),
         closed[0] if closed is not None and closed[1:] == times else None,
+        None if batch is None else batch[0] - 1,
         damaged,
     )

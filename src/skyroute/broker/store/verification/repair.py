@@ -14,11 +14,13 @@ from struct import Struct
 from typing import Final
 
 from skyroute.broker.store.errors import StoreDamagedError, StoreLockedError
-from skyroute.broker.store.files.checkpoint import parse_checkpoint
+from skyroute.broker.store.files.abort_file import AbortFile, Shutdown
+from skyroute.broker.store.files.checkpoint import CheckpointPage, parse_checkpoint
 from skyroute.broker.store.files.folder_lock import is_locked
 from skyroute.broker.store.files.json_file import read_json
 from skyroute.broker.store.files.read_only import ReadOnlyDisk, segments_in
 from skyroute.broker.store.files.segment import OpenSegments, Segment, open_segments_allowed
+from skyroute.broker.store.files.sparse import last_data
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.batch_queue import BatchQueue
 from skyroute.broker.store.queues.consume_queue import ConsumeQueue
@@ -120,6 +122,7 @@ class Repair:
         try:
             settings = self._find_settings()
             self._copy_log(settings.log_segment_bytes)
+            self._drop_unfinished_batch(settings.log_segment_bytes)
             self._fill_damage(settings.log_segment_bytes)
             for name in _QUEUES + _COPIED_UNCHANGED:
                 self._copy_tree(self.source / name, self.target / name)
@@ -181,6 +184,24 @@ class Repair:
             raise StorageError(
                 f"{segment.path} starts at no multiple of {segment_bytes}: give the broker's settings with -c"
             )
+
+    def _drop_unfinished_batch(self, segment_bytes: int) -> None:
+        """Remove what a process that died had written of a batch, as the next start would."""
+        checkpoint = self._read_checkpoint()
+        batch = None if checkpoint is None else checkpoint.unfinished_batch
+        # After a restart of the machine the note may be older than the log: the next start ignores it, too.
+        has_died = AbortFile(self.source, self._disk).find_shutdown() is Shutdown.PROCESS_DIED
+        if checkpoint is None or batch is None or not has_died or batch < sum(checkpoint.last_dispatched or (0, 0)):
+            return
+        for segment in self._segments(segment_bytes):
+            if segment.stop > batch and last_data(segment, max(batch - segment.start, 0)) > max(
+                batch - segment.start, 0
+            ):
+                segment.cut(max(batch - segment.start, 0))
+                self.result.losses.append(
+                    f"the records behind {batch} are of a batch that was not stored whole; its sender got no answer"
+                )
+        self._opened.close()
 
     def _fill_damage(self, segment_bytes: int) -> None:
         """Replace damaged bytes of the copy with fillers."""
@@ -342,10 +363,13 @@ class Repair:
         )
         store.close()
 
+    def _read_checkpoint(self) -> CheckpointPage | None:
+        page = self.source / "checkpoint"
+        return parse_checkpoint(page.read_bytes()) if page.exists() else None
+
     def _list_queues(self, topics: frozenset[str] | None) -> KnownQueues:
         """Return the ends of the queues of the original, and its deleted topics."""
-        page = self.source / "checkpoint"
-        checkpoint = parse_checkpoint(page.read_bytes()) if page.exists() else None
+        checkpoint = self._read_checkpoint()
         if checkpoint is not None and checkpoint.closed_end is not None and checkpoint.closed_end > self._log_end:
             self.result.losses.append(
                 f"the log ended at {checkpoint.closed_end} when the broker stopped, and ends at {self._log_end} now"

@@ -146,6 +146,9 @@ class StoreCheck:
         if not was_closed:
             report.notes.append("the broker did not stop cleanly: the next start recovers the store")
         checkpoint = self._read_checkpoint()
+        if not was_closed and checkpoint is not None and checkpoint.unfinished_batch is not None:
+            position = checkpoint.unfinished_batch
+            report.notes.append(f"a batch at {position} of the log was not written whole: the next start drops it")
         derived = None if checkpoint is None else checkpoint.last_dispatched
         derived_end = None if was_closed else log.start if derived is None else sum(derived)
         known = KnownLog(log.start, derived_end, self._read_ledger(checkpoint))
