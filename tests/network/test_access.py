@@ -260,3 +260,22 @@ async def test_decisions_are_counted_by_reason(tmp_path: Path) -> None:
         _, text = await page(f"127.0.0.1:{pages}", "/metrics")
     assert 'rocketmq_namesrv_access_decisions_total{reason="no_user"} 1.0' in text
     assert 'rocketmq_namesrv_access_decisions_total{reason="super_user"} 1.0' in text
+
+
+async def test_a_broker_group_of_another_cluster_cannot_be_joined(guarded: Running, line: AsyncConnection) -> None:
+    """Routes name broker groups, so consumers would read from the other broker."""
+    assert await is_allowed(line, ROOT.sign(MASTER.request))
+    await line.call(create_user(BOB))
+    await line.call(allow(BOB, "Cluster:mine", "Update"))
+    address = {"clusterName": "mine", "brokerAddr": "10.6.6.6:10911", "haServerAddr": "10.6.6.6:10912"}
+    address["brokerId"] = "5"
+    taken = Request(103, dict(MASTER.request.fields) | address, MASTER.request.body)
+    async with connection_to(guarded.address) as enemy:
+        assert not await is_allowed(enemy, BOB.sign(taken))
+        assert await is_allowed(enemy, BOB.sign(Request(103, dict(taken.fields) | {"brokerName": "mine"}, taken.body)))
+    group = guarded.server.table.group(MASTER.request.fields["brokerName"])
+    assert group is not None
+    assert group.cluster == CLUSTER
+    await line.call(allow(BOB, f"Cluster:{CLUSTER}", "Update"))
+    async with connection_to(guarded.address) as mover:
+        assert await is_allowed(mover, BOB.sign(taken))

@@ -1,11 +1,12 @@
 """Writes audit records as lines of JSON into files of bounded size and number."""
 
 import os
-from collections import deque
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from skyroute.access.audit import AuditRecord
 from skyroute.files.disk import write_error
@@ -14,6 +15,13 @@ FILE_BYTES: Final = 16 * 1024 * 1024
 """Size at which the current file is closed and the next one begins."""
 FILES_KEPT: Final = 8
 """Number of closed files that are kept; the oldest is removed."""
+REFUSALS_MAX: Final = 20
+"""Maximum number of different refusals between two writes; further ones are counted by source, then together.
+
+So a stranger cannot fill all files with refusals, and push out the records of changes, within minutes.
+"""
+SEVERAL: Final = "several"
+"""Reason in a record that stands for different refusals."""
 WAITING_MAX: Final = 10_000
 """Maximum number of records that wait to be written; further ones are only counted."""
 
@@ -34,16 +42,33 @@ class AuditLog:
         self.path = path
         self._file_bytes = file_bytes
         self._files_kept = files_kept
-        self._waiting: deque[AuditRecord] = deque()
+        self._waiting: list[AuditRecord] = []
+        self._refusals: dict[tuple[object, ...], int] = {}
+        """Places of the refusals among them, by all but the time."""
         self.dropped = 0
         """Number of records that were not written, because too many waited or the disk refused them."""
 
     def put(self, record: AuditRecord) -> None:
-        """Add a record."""
-        if len(self._waiting) < WAITING_MAX:
+        """Add a record. Equal refusals become one."""
+        if not record.is_allowed:
+            self._put_refusal(record)
+        elif len(self._waiting) < WAITING_MAX:
             self._waiting.append(record)
         else:
             self.dropped += 1
+
+    def _put_refusal(self, record: AuditRecord) -> None:
+        key: tuple[object, ...] = (record.source, record.code, record.user, record.needs, record.reason)
+        if key not in self._refusals and len(self._refusals) >= REFUSALS_MAX:
+            record = replace(record, code=0, request="", user="", door="", needs=(), reason=SEVERAL)
+            key = (record.source,)
+            if key not in self._refusals and len(self._refusals) >= 2 * REFUSALS_MAX:
+                record, key = replace(record, source=""), ()
+        place = self._refusals.setdefault(key, len(self._waiting))
+        if place == len(self._waiting):
+            self._waiting.append(record)
+        else:
+            self._waiting[place] = replace(self._waiting[place], count=self._waiting[place].count + 1)
 
     @property
     def waiting(self) -> int:
@@ -51,9 +76,9 @@ class AuditLog:
         return len(self._waiting)
 
     def take(self) -> list[AuditRecord]:
-        """Return the waiting records, for `write`."""
-        taken = list(self._waiting)
-        self._waiting.clear()
+        """Return the waiting records, oldest first, for `write`."""
+        taken, self._waiting = self._waiting, []
+        self._refusals.clear()
         return taken
 
     def write(self, records: Iterable[AuditRecord]) -> None:

@@ -20,6 +20,7 @@ from skyroute.wire.calls.send import SendRequest, SignedSending, SignedSendReque
 from skyroute.wire.codes import READ_CODES, RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import WireError
+from skyroute.wire.fields import NAME_CHARS_MAX
 
 DECISIONS_MAX: Final = 10_000
 """Maximum number of remembered decisions, and of remembered verdicts; then all are forgotten."""
@@ -205,7 +206,7 @@ class Gate:
         if request.code in settings.exempt_codes:
             return Verdict(Reason.EXEMPT, door=door, is_reusable=True)
         if self._rules.trusted_sources.contains(source):
-            return Verdict(Reason.TRUSTED_SOURCE, name=access_key_of(request), door=door)
+            return Verdict(Reason.TRUSTED_SOURCE, name=access_key_of(request)[:NAME_CHARS_MAX], door=door)
         found = authenticate(self._rules, request, source, certificate_names)
         if isinstance(found, Unauthenticated):
             if door is Door.BROKER and not found.name and settings.broker_sources.contains(source):

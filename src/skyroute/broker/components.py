@@ -579,7 +579,9 @@ class Components:
             clock=self.clock,
             step_runner=self.prompt_runner,
         )
-        replies = ReplyHandlers(self.clients, self.topics, send.send, self.identity, self.config, self.clock)
+        replies = ReplyHandlers(
+            *(self.clients, self.topics, send.send, self.identity, self.config, self.clock), require=self._require
+        )
         transactions = TransactionHandlers(self.transactions, self.appender, self.identity, self._require)
         recall = RecallHandlers(self.appender, self.topics, self.config, self.identity)
         return {

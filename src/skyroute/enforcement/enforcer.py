@@ -14,7 +14,8 @@ from skyroute.access.errors import AccessError
 from skyroute.access.gate import Audited, Gate, GateSettings, Reason, Verdict, check_settings
 from skyroute.access.management import HANDLERS
 from skyroute.access.needs import Door, topic_need
-from skyroute.access.resources import Action
+from skyroute.access.policies import Need
+from skyroute.access.resources import Action, cluster
 from skyroute.access.rules_store import RulesStore
 from skyroute.access.sources import parse_sources
 from skyroute.access.users import Password, User
@@ -225,10 +226,16 @@ class Enforcer:
         Raises:
             RefusedError: it may not.
         """
+        self._require(topic_need(topic_name, frozenset({action}), group), peer)
+
+    def require_cluster(self, name: str, action: Action, peer: Peer) -> None:
+        """As `require`, for one more cluster."""
+        self._require(Need(cluster(name), frozenset({action})), peer)
+
+    def _require(self, need: Need, peer: Peer) -> None:
         gate, verdict = self.gate, self._verdict
         if gate is None or verdict is None or verdict.user is None or verdict.reason is not Reason.POLICY:
             return
-        need = topic_need(topic_name, frozenset({action}), group)
         refusal = gate.refusal(verdict.user, need, peer.source)
         if refusal is not None:
             gate.counts[refusal.reason] += 1

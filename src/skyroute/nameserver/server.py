@@ -252,7 +252,10 @@ class NameServer:
     def _handlers(self) -> dict[int, Handler]:
         """Every supported request code; others get the response "not supported"."""
         routes, publisher = self._routes, self._publisher
-        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, publisher.publish, self._step_runner)
+        brokers = BrokerHandlers(
+            *(self.table, self.kv, self.config, self.clock, publisher.publish, self._step_runner),
+            require_cluster=None if self._enforcer is None else self._enforcer.require_cluster,
+        )
         kv = KvHandlers(self.kv, publisher.record, self._step_runner)
         admin = AdminHandlers(self.table, self.config, publisher.publish, publisher.settings_changed, publisher.record)
         access = {} if self._enforcer is None else self._enforcer.handlers()

@@ -97,6 +97,24 @@ async def test_replies_cannot_be_taken_over_with_a_client_id(guarded: Cluster) -
     assert (await again.call(heartbeat(ALICE, VICTIM["client"], "payments"))).code == 0
 
 
+async def test_a_reply_needs_the_right_to_the_reply_topic(guarded: Cluster) -> None:
+    """It is pushed to any client that it names."""
+    victim, spy = await guarded.line(), await guarded.line()
+    assert (await victim.call(heartbeat(ALICE, VICTIM["client"], "payments"))).code == 0
+    text = f"REPLY_TO_CLIENT\x01{VICTIM['client']}\x02CORRELATION_ID\x01c\x02"
+    short = FIELDS | {"b": "orders", "i": text}
+    long = {"producerGroup": "p", "topic": "orders", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4"}
+    long |= {"queueId": "0", "sysFlag": "0", "bornTimestamp": "0", "flag": "0", "properties": text}
+    for request in (Request(325, short, b"forged"), Request(324, long, b"forged")):
+        refused = await spy.call(BOB.sign(request))
+        assert (refused.code, "Topic:DefaultCluster_REPLY_TOPIC" in str(refused.remark)) == (NO_PERMISSION, True)
+    assert await is_silent(victim)
+    await spy.call(allow(BOB, "Topic:DefaultCluster_REPLY_TOPIC", "Pub"))
+    pushing = asyncio.create_task(spy.call(BOB.sign(Request(325, short, b"a reply"))))
+    assert (await victim.receive()).code == 326
+    pushing.cancel()
+
+
 async def test_a_timer_message_is_recalled_through_its_own_topic_only(guarded: Cluster) -> None:
     line = await guarded.line()
     due_ms = int(guarded.clock.wall() * 1000) + 10_000

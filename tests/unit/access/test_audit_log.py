@@ -1,16 +1,18 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from skyroute.access.audit import TEXT_CHARS_MAX, AuditRecord, decode_record
-from skyroute.access.audit_log import WAITING_MAX, AuditLog
+from skyroute.access.audit_log import REFUSALS_MAX, SEVERAL, WAITING_MAX, AuditLog
 from skyroute.files.errors import FileWriteError
 
 
 def record(number: int, source: str = "10.0.0.1") -> AuditRecord:
-    return AuditRecord(time_ms=number, server="broker-a", source=source, code=25, is_allowed=False, reason="no_user")
+    return AuditRecord(time_ms=number, server="broker-a", source=source, code=25, is_allowed=True, reason="policy")
 
 
 def write(log: AuditLog, *records: AuditRecord) -> None:
@@ -29,7 +31,7 @@ def test_records_are_lines_of_json_that_only_the_owner_reads(tmp_path: Path) -> 
         os.umask(umask)
     lines = log.path.read_bytes().splitlines()
     assert [decode_record(line) for line in lines] == [record(1), record(2), record(3)]
-    assert json.loads(lines[0])["reason"] == "no_user"
+    assert json.loads(lines[0])["reason"] == "policy"
     assert log.path.stat().st_mode & 0o777 == 0o600
     assert log.waiting == 0
 
@@ -59,6 +61,31 @@ def test_waiting_records_have_a_bound(tmp_path: Path) -> None:
     for _ in range(WAITING_MAX + 5):
         log.put(record(1))
     assert (log.waiting, log.dropped) == (WAITING_MAX, 5)
+
+
+def refused(time_ms: int, source: str = "10.0.0.1", **more: Any) -> AuditRecord:
+    return msgspec.structs.replace(record(time_ms, source), is_allowed=False, reason="no_user", **more)
+
+
+def test_equal_refusals_become_one_record_with_their_number(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.log")
+    for one in (refused(1), refused(2), record(3), record(3), refused(4, user="x"), refused(5)):
+        log.put(one)
+    assert log.take() == [refused(1, count=3), record(3), record(3), refused(4, user="x")]
+
+
+def test_strangers_cannot_push_out_other_records(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.log")
+    log.put(record(0))
+    for number in range(1, 10_000):
+        log.put(refused(number, user=f"u{number}"))
+        log.put(refused(number, f"10.1.{number % 100}.{number // 100}"))
+    taken = log.take()
+    assert len(taken) <= 2 * REFUSALS_MAX + 2
+    assert taken[0] == record(0)
+    assert sum(one.count for one in taken[1:]) == 2 * 9_999
+    assert {one.reason for one in taken[1:]} == {"no_user", SEVERAL}
+    assert log.take() == []
 
 
 def test_texts_of_peers_are_cut(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Reply messages: forwards each to the client that sent the request message."""
 
 import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from skyroute.access.resources import Action
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.handlers.access_checks import RequireTopic
 from skyroute.broker.handlers.send import check_queue, check_send
 from skyroute.broker.identity import Identity
 from skyroute.broker.tables.topics import Topics
@@ -16,6 +19,7 @@ from skyroute.errors import SkyrouteError
 from skyroute.message.host import decode_host
 from skyroute.message.properties import PAIR_END, split_properties
 from skyroute.message.property_names import PUSH_REPLY_TIME, REPLY_TO_CLIENT
+from skyroute.message.reserved_topics import reply_topic
 from skyroute.remoting.dispatch import DeferredResponse, Handler, OrderedResponse, Peer, wait_for_response
 from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.wire.calls.send import (
@@ -46,10 +50,17 @@ class ReplyHandlers:
     identity: Identity
     config: BrokerConfig
     clock: Clock
+    require: RequireTopic | None = None
 
-    async def reply(self, request: Request, peer: Peer) -> Response:
+    def reply(self, request: Request, peer: Peer) -> Awaitable[Response]:
         """Forward a reply message; respond when the requesting client has confirmed it."""
         sending = decode_send(request)
+        if self.require is not None:
+            # A reply goes to any client that it names, so a right to some other topic is not enough.
+            self.require(reply_topic(self.identity.cluster), Action.PUB, peer)
+        return self._reply(sending, request, peer)
+
+    async def _reply(self, sending: Sending, request: Request, peer: Peer) -> Response:
         fields = region_fields(self.config.region_id, trace_on=self.config.trace_on)
         try:
             self._check(sending, peer)

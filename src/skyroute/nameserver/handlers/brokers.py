@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from skyroute.access.resources import Action
 from skyroute.clock import Clock
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.kv_config import KvConfig
@@ -49,12 +50,15 @@ class BrokerHandlers:
     clock: Clock
     publish: Publish
     step_runner: StepRunner
+    require_cluster: Callable[[str, Action, Peer], None] | None = None
+    """Raises RefusedError if the sender of the request in hand may not do this with one more cluster."""
     large: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by a registration with more than `STEPS_AT_A_TIME` steps."""
 
     def register(self, request: Request, peer: Peer) -> Answer:
         """Process a registration: a small one at once, one with a long body or response in steps."""
         registration = decode_registration(request)
+        self._check_cluster(registration, peer)
         steps = self._register(registration, request, peer, self.table.take_ticket())
         delete_missing = self.config.delete_missing_topics
         is_short = len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= KV_ENTRIES_A_STEP
@@ -65,6 +69,17 @@ class BrokerHandlers:
         # It may wait for other long registrations, but its broker is alive: renew the lease now.
         self._renew(registration.key, peer)
         return OrderedResponse(self._register_long(steps))
+
+    def _check_cluster(self, registration: Registration, peer: Peer) -> None:
+        """Check that the sender may also change the cluster that has this broker name now.
+
+        Routes name broker groups, not clusters: clients would use a broker of another cluster that joins the group.
+        """
+        if self.require_cluster is None:
+            return
+        known = self.table.group(registration.broker_name)
+        if known is not None and known.cluster != registration.cluster:
+            self.require_cluster(known.cluster, Action.UPDATE, peer)
 
     async def _register_long(self, steps: Generator[None, None, Response]) -> Response:
         try:
