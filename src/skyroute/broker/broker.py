@@ -160,7 +160,7 @@ class Broker:
             await components.roles.listen(port)
             return
         try:
-            components.ha_master.listen(config.bind_address, port)
+            await components.ha_master.listen(config.bind_address, port)
         except BindError as error:
             if config.ha_port:
                 raise

@@ -1,83 +1,38 @@
 """Masters and slaves over loopback, in one process."""
 
 import asyncio
-import hashlib
-import os
-import random
-import socket
 from typing import Any
 
 import pytest
 
 from skyroute.broker.broker import Broker
 from skyroute.broker.replication import slave as slave_module
-from skyroute.broker.replication.master import SLAVES_MAX
-from skyroute.broker.replication.slave import HaSlave
-from skyroute.broker.store.message_store import MessageStore
-from skyroute.clock import SystemClock
 from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.replication import decode_replication_status
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.ha import TRANSFER_HEAD_BYTES, decode_transfer_head, encode_report
 from tests.network.broker.calls import found_bodies, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
-from tests.support.connections import AsyncConnection
+from tests.network.broker.replicas import (
+    FILE_BYTES,
+    caught_up,
+    checksum,
+    connect_raw,
+    fill,
+    slave_of,
+    start_master,
+    start_slave,
+    store_of,
+)
 from tests.support.raw import Request
 from tests.support.signing import ROOT
 from tests.support.waiting import eventually
-
-FILE_BYTES = 64 * 1024
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slaves connect again at once."""
     monkeypatch.setattr(slave_module, "RETRY_S", 0.05)
-
-
-async def start_master(cluster: Cluster, **settings: Any) -> Broker:
-    return await cluster.start_live(commit_log_file_bytes=FILE_BYTES, **settings)
-
-
-async def start_slave(cluster: Cluster, number: int = 1, **settings: Any) -> Broker:
-    values: dict[str, Any] = {"broker_id": number, "broker_role": "SLAVE", "commit_log_file_bytes": FILE_BYTES}
-    folder = str(cluster.folder / f"slave-{number}")
-    return await cluster.start(clock=SystemClock(), store_path=folder, **(values | settings))
-
-
-def store_of(broker: Broker) -> MessageStore:
-    return broker.components.store
-
-
-def slave_of(broker: Broker) -> HaSlave:
-    assert broker.components.ha_slave is not None
-    return broker.components.ha_slave
-
-
-def checksum(store: MessageStore, start: int, end: int) -> str:
-    found, position = hashlib.sha256(), start
-    while position < end:
-        piece = store.log_range(position, end - position)
-        assert piece is not None, position
-        found.update(os.pread(piece[0], piece[2], piece[1]))
-        position += piece[2]
-    return found.hexdigest()
-
-
-async def caught_up(master: Broker, slave: Broker) -> None:
-    """Wait until the slave has the master's whole log, and compare both."""
-    theirs, ours = store_of(master), store_of(slave)
-    await eventually(
-        lambda: ours.max_position == ours.whole_end == theirs.max_position, f"slave has {theirs.max_position}"
-    )
-    start = max(theirs.min_position, ours.min_position)
-    assert checksum(theirs, start, theirs.max_position) == checksum(ours, start, ours.max_position)
-
-
-async def fill(line: AsyncConnection, messages: int, topic: str = "T", size: int = 1000) -> None:
-    for number in range(messages):
-        answer = await line.call(send(topic, b"%08d" % number * (size // 8), queue_id=number % 2))
-        assert answer.code == ResponseCode.SUCCESS, answer
 
 
 @pytest.fixture
@@ -273,70 +228,7 @@ async def test_fewer_replicas_are_enough_if_the_settings_say_so(empty_cluster: C
     assert store_of(slave).max_position == store_of(master).max_position
 
 
-# ------------------------------------------------------------------------------------------------------------ bad input
-
-
-def connect_raw(master: Broker) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", master.components.ha_master.port), timeout=5)
-
-
-async def closed_by_peer(sock: socket.socket) -> bool:
-    def read() -> bool:
-        try:
-            while sock.recv(1 << 16):
-                pass
-        except ConnectionResetError:
-            pass
-        return True
-
-    return await asyncio.to_thread(read)
-
-
-@pytest.mark.parametrize(
-    "report",
-    [encode_report(1 << 62), encode_report(-5), random.Random(3).randbytes(64)],
-    ids=["far", "negative", "random"],
-)
-async def test_an_absurd_report_closes_the_connection(master: Broker, report: bytes) -> None:
-    with connect_raw(master) as sock:
-        sock.sendall(report)
-        assert await closed_by_peer(sock)
-
-
-async def test_an_acknowledgement_of_bytes_that_were_not_sent_closes_the_connection(
-    empty_cluster: Cluster, master: Broker
-) -> None:
-    await fill(await empty_cluster.line(address=master.address), 3)
-    with connect_raw(master) as sock:
-        sock.sendall(encode_report(0))
-        await asyncio.to_thread(sock.recv, TRANSFER_HEAD_BYTES)
-        sock.sendall(encode_report(store_of(master).max_position + 1))
-        assert await closed_by_peer(sock)
-
-
-async def test_too_many_connections_are_closed_and_senders_do_not_notice(
-    empty_cluster: Cluster, master: Broker
-) -> None:
-    socks = [await asyncio.to_thread(connect_raw, master) for _ in range(SLAVES_MAX + 20)]
-    try:
-        await fill(await empty_cluster.line(address=master.address), 3)
-        assert await closed_by_peer(socks[-1])
-    finally:
-        for sock in socks:
-            sock.close()
-    await eventually(lambda: not master.components.ha_master.slaves())
-    await caught_up(master, await start_slave(empty_cluster))
-
-
-async def test_a_peer_that_stops_reading_is_closed_and_costs_no_memory(empty_cluster: Cluster) -> None:
-    master = await start_master(empty_cluster, ha_silence_s=0.5)
-    await empty_cluster.add_topic("T", 2)
-    line = await empty_cluster.line(address=master.address)
-    with connect_raw(master) as sock:
-        sock.sendall(encode_report(0))
-        await eventually(lambda: len(master.components.ha_master.slaves()) == 1)
-        await fill(line, 100, size=32_000)
-        await eventually(lambda: not master.components.ha_master.slaves())
+# ------------------------------------------------------------------------------------------------------------ transfers
 
 
 async def test_transfers_stay_within_a_file_and_within_the_limit(empty_cluster: Cluster, master: Broker) -> None:
