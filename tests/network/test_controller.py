@@ -224,3 +224,20 @@ async def test_only_registered_brokers_are_alive(tmp_path: Path) -> None:
         assert len(here.server.heartbeats) == 0
         await known.beat()
         await eventually(lambda: len(here.server.heartbeats) == 1)
+
+
+async def test_a_second_broker_cannot_have_the_id_of_a_living_one(tmp_path: Path) -> None:
+    """Two brokers with copies of one store folder would both be master of one epoch."""
+    async with running(tmp_path) as here, replica(here) as known, connection_to(here.address) as line:
+        await known.beat()
+        await eventually(lambda: is_alive(here, 1))
+        registration = {**GROUP, "brokerId": "1", "brokerAddress": "10.0.0.9:10911"}
+        refused = await line.call(1003, registration)
+        assert (refused.code, "two brokers must not" in (refused.remark or "")) == (2014, True)
+        assert (await known.register()).code == 0
+        await known.line.close()
+        await eventually(lambda: len(here.server.heartbeats) == 0)
+        assert (await line.call(1003, registration)).code == 0
+        group = here.server.groups.find("a")
+        assert group is not None
+        assert group.replicas[1].address == "10.0.0.9:10911"

@@ -157,12 +157,14 @@ class ControllerHandlers:
         return encode_grant(asked.cluster, asked.broker_name)
 
     @_by_leader
-    async def register(self, request: Request, _peer: Peer) -> Response:
+    async def register(self, request: Request, peer: Peer) -> Response:
         asked = decode_replica_registration(request)
+        key = ReplicaKey(asked.cluster, asked.broker_name, asked.broker_id)
         view = await self.groups.change(
             asked.broker_name,
             lambda group: rules.register(
-                group, asked.cluster, asked.broker_name, asked.broker_id, asked.address, self._live(group)
+                *(group, asked.cluster, asked.broker_name, asked.broker_id, asked.address, self._live(group)),
+                is_at_another=self.heartbeats.is_at_another(key, peer.connection),
             ),
         )
         master = None if view.master is None else _master(view.master)

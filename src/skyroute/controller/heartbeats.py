@@ -102,6 +102,11 @@ class Heartbeats:
         lease.progress = progress
         return True
 
+    def is_at_another(self, key: ReplicaKey, holder: int) -> bool:
+        """Return whether a broker is alive on another connection."""
+        lease = self._groups.get(key[:2], {}).get(key.broker_id)
+        return lease is not None and lease.holder != holder
+
     def presume(self, key: ReplicaKey, *, holder: int, now: float) -> None:
         """Take a broker as alive that was just elected and has not sent a heartbeat yet."""
         if key.broker_id not in self._groups.get(key[:2], {}):

@@ -16,6 +16,7 @@ What Apache's controller does and these rules do not:
 - It subtracts offsets as 32-bit numbers, so that replicas more than 2 GiB apart are ordered wrongly, and forgets one
   of two replicas with equal progress.
 - It keeps the largest offset that a broker ever reported. Here the last heartbeat counts, also after a truncation.
+- It lets two brokers register with one id, for instance with copies of a store folder: both may then be master.
 - It elects before it has heard from the brokers, if a broker asks right after the controller started.
 
 As in Apache's, only the master changes the sync state set. A controller that removed a silent replica by itself would
@@ -146,12 +147,21 @@ def grant_id(
 
 
 def register(
-    group: GroupState | None, cluster: str, broker_name: str, broker_id: int, address: str, alive: LiveReplicas
+    group: GroupState | None,
+    cluster: str,
+    broker_name: str,
+    broker_id: int,
+    address: str,
+    alive: LiveReplicas,
+    *,
+    is_at_another: bool = False,
 ) -> Outcome[GroupView]:
     """Return the living master and the sync state set, and store a changed address.
 
+    `is_at_another` says that the id is alive on another connection than the one that asks.
+
     Raises:
-        RequestRefusedError: the broker has no id in this group.
+        RequestRefusedError: the broker has no id in this group, or the id is alive at another address.
     """
     group = _registered(group, broker_name, broker_id)
     if group.cluster != cluster:
@@ -160,6 +170,12 @@ def register(
         )
     events: tuple[GroupEvent, ...] = ()
     known = group.replicas[broker_id]
+    if known.address != address and is_at_another:
+        raise RequestRefusedError(
+            Refusal.ID_REFUSED,
+            f"broker id {broker_id} of {broker_name} is alive at {known.address}: two brokers must not have copies of "
+            "one store folder; empty the folder of one of them",
+        )
     if known.address != address:
         events = (AddressChanged(cluster, broker_name, Cause.BROKER, broker_id, known.address, address),)
         group = replace(group, replicas={**group.replicas, broker_id: replace(known, address=address)})

@@ -253,3 +253,13 @@ async def test_a_slave_does_not_follow_a_master_that_has_other_records_of_its_ep
         await group.start(2)
         await eventually(lambda: "another history" in failure(group, 2))
         assert {b"both", b"lost"} == stored(group, 2)
+
+
+async def test_a_master_that_is_removed_from_its_group_steps_down_and_keeps_no_slave_out(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 2) as group, connection_to(group.controller.address) as line:
+        fields = {"brokerName": "broker-a", "brokerControllerIdsToClean": "1", "isCleanLivingBroker": "true"}
+        assert (await line.call(1011, fields)).code == 0
+        await eventually(lambda: group.roles(2).is_master and not group.roles(1).is_master, "broker 2 is master")
+        await eventually(lambda: group.mode(1).is_connected, "broker 1 follows it")
+        await group.start(3)
+        await eventually(lambda: (state := group.mode(2).state) is not None and state.members == {2, 3})

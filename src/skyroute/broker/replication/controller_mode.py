@@ -282,7 +282,7 @@ class ControllerMode:
         try:
             master, sync = await self._client.replica_info(self._identity.name)
             if master.broker_id is None and (master.master_epoch or 0) > self.master_epoch:
-                master, sync = await self._elect()
+                master, sync = await self._elect_again()
         except RefusedError as error:
             log.debug("role not known reason=%s", error)
             if error.code == ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST:
@@ -296,6 +296,18 @@ class ControllerMode:
         except (SkyrouteError, OSError) as error:
             log.warning("role not changed, tried again epoch=%s reason=%s", master.master_epoch, error)
         return True
+
+    async def _elect_again(self) -> tuple[MasterFields, SyncStateFields]:
+        """Ask for an election, because the group has lost its master; a master that is not elected again steps down."""
+        try:
+            return await self._elect()
+        except RefusedError as error:
+            async with self._changing:
+                if self.is_master:
+                    log.warning("no longer master broker=%s reason=%s", self._identity.name, error)
+                    await self._hooks.fence()
+                    self.sender.resign()
+            raise
 
     async def _register_again(self) -> None:
         try:
@@ -358,9 +370,9 @@ class ControllerMode:
             "slave broker=%s id=%d master=%d address=%s epoch=%d",
             *(self._identity.name, self.broker_id, master_id, address, epoch),
         )
-        await self._hooks.follow(self.broker_id, address, epoch)
         if not is_same:
-            self._begin_following()
+            self._begin_following()  # at once: a name server may not respond
+        await self._hooks.follow(self.broker_id, address, epoch)
 
     def _begin_following(self) -> None:
         assert self.broker_id is not None
@@ -445,6 +457,8 @@ class ControllerMode:
         except (SkyrouteError, OSError) as error:
             # The controller may have stored it all the same: `asked` stays until its set is known.
             log.warning("sync state set not changed wanted=%s reason=%s", sorted(wanted), error)
+            if isinstance(error, RefusedError):
+                state.note_refusal(wanted, self._clock.monotonic())
             await asyncio.sleep(TICK_S)
             await self._check_role()
             self._set_checks.set()

@@ -133,13 +133,15 @@ class LogFollower:
             ForeignLogError: it cannot be cut there; nothing is changed.
         """
         store, own = self._store, self._epoch_file.epochs
-        if not own:
-            if (size := store.max_position - store.min_position) > 0:
-                raise ForeignLogError(
-                    f"this log has {size} bytes and no epochs, so nothing shows that they are the master's: "
-                    "empty the store folder to replicate everything"
-                )
+        size = store.max_position - store.min_position
+        if not size:  # it can follow any master, also if it was one and got no messages
+            self._epoch_file.replace(Epochs())
             return
+        if not own:
+            raise ForeignLogError(
+                f"this log has {size} bytes and no epochs, so nothing shows that they are the master's: "
+                "empty the store folder to replicate everything"
+            )
         end = common_end(own, store.max_position, Epochs(master.epochs), master.log_end)
         if end is None:
             raise ForeignLogError(

@@ -16,6 +16,8 @@ JOIN_GAP_BYTES: Final = 1024 * 1024
 """A slave that lacks no more than this may join."""
 JOIN_S: Final = 1.0
 """A slave that has not caught up after this time acknowledges no longer like a member."""
+BARRED_S: Final = 3.0
+"""Time before such a slave, or one that the controller has refused, is tried again."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,12 @@ class Follower:
     join_at: int | None = None
     """It acknowledges like a member, and joins once its log reaches this position; None if it does not join."""
     join_until: float = 0.0
+    barred_until: float = -inf
+    """It does not begin to join before this time."""
+
+    def bar(self, now: float) -> None:
+        """Let it not join for a while."""
+        self.join_at, self.barred_until = None, now + BARRED_S
 
     def has(self, end: int) -> bool:
         """Return whether its log reaches a position."""
@@ -109,10 +117,17 @@ class SyncState:
         elif end >= follower.sent_end:
             follower.caught_up_at = max(follower.caught_up_at, follower.sent_at)
 
+    def note_refusal(self, asked: frozenset[int], now: float) -> None:
+        """Note that the controller refuses a set, so that slaves that it does not have do not keep others out."""
+        for broker_id in asked - self.members:
+            if broker_id in self.followers:
+                self.followers[broker_id].bar(now)
+
     def wanted(self, epochs: Epochs, log_end: int, now: float, patience_s: float) -> frozenset[int] | None:
         """Return the set to ask the controller for; None if the present one is right.
 
-        A member leaves if its connection is lost, or if it has not caught up for `patience_s`.
+        A member leaves if its connection is lost, or if it has not caught up for `patience_s`. Slaves join one by one:
+        the controller refuses a set with one that is unknown or dead to it, and does not say which.
         """
         stay = {
             member
@@ -120,13 +135,15 @@ class SyncState:
             if (found := self.followers.get(member)) is not None
             and (found.has(log_end) or now - found.caught_up_at <= patience_s)
         }
-        join = {each.broker_id for each in self.followers.values() if self._joins(each, epochs, log_end, now)}
-        wanted = frozenset({self.own_id, *stay, *join})
+        join = [each.broker_id for each in self.followers.values() if self._joins(each, epochs, log_end, now)]
+        wanted = frozenset({self.own_id, *stay, *join[:1]})
         return None if wanted == self.members else wanted
 
     def _joins(self, follower: Follower, epochs: Epochs, log_end: int, now: float) -> bool:
         """Return whether a slave can join now; let it acknowledge like a member if it soon can."""
         if follower.is_learner or follower.acked is None or follower.broker_id in self.members:
+            return False
+        if now < follower.barred_until:
             return False
         if follower.join_at is None and follower.has(max(epochs.last_start, log_end - JOIN_GAP_BYTES)):
             follower.join_at = max(self.confirm(log_end), epochs.last_start)
@@ -136,5 +153,5 @@ class SyncState:
         if follower.has(follower.join_at):
             return True
         if now > follower.join_until:
-            follower.join_at = None
+            follower.bar(now)
         return False

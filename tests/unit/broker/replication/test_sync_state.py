@@ -1,7 +1,7 @@
 """The sync state set on its master."""
 
 from skyroute.broker.replication.epochs import Epochs
-from skyroute.broker.replication.sync_state import JOIN_GAP_BYTES, JOIN_S, Follower, SyncState
+from skyroute.broker.replication.sync_state import BARRED_S, JOIN_GAP_BYTES, JOIN_S, Follower, SyncState
 from skyroute.wire.auto_switch import Epoch
 
 EPOCHS = Epochs((Epoch(1, 0), Epoch(2, 500)))
@@ -76,6 +76,20 @@ def test_a_slave_that_does_not_catch_up_holds_up_sends_for_a_moment_only() -> No
     assert state.wanted(EPOCHS, 1000, 100.1 + JOIN_S, PATIENCE_S) is None
     assert state.to_acknowledge == frozenset()
     assert state.confirm(1200) == 1200
+    state.wanted(EPOCHS, 1200, 100.2 + JOIN_S, PATIENCE_S)
+    assert state.to_acknowledge == frozenset(), "not at once again"
+    state.wanted(EPOCHS, 1200, 100.2 + JOIN_S + BARRED_S, PATIENCE_S)
+    assert state.to_acknowledge == {2}
+
+
+def test_a_slave_that_the_controller_refuses_keeps_no_other_one_out() -> None:
+    state = master(b2=1000, b3=1000)
+    assert state.wanted(EPOCHS, 1000, 100.0, PATIENCE_S) == frozenset({1, 2})
+    state.note_refusal(frozenset({1, 2}), 100.0)
+    assert state.wanted(EPOCHS, 1000, 101.0, PATIENCE_S) == frozenset({1, 3})
+    assert state.take(frozenset({1, 3}), 6)
+    assert state.wanted(EPOCHS, 1000, 101.0, PATIENCE_S) is None
+    assert state.wanted(EPOCHS, 1000, 100.0 + BARRED_S, PATIENCE_S) == frozenset({1, 2, 3})
 
 
 def test_a_slave_that_is_far_behind_or_in_an_older_epoch_does_not_begin_to_join() -> None:
