@@ -168,7 +168,7 @@ class Broker:
             return
         host = config.advertised_ha_host or advertised_host
         shown = f"[{host}]" if ":" in host else host
-        components.registrar.ha_address = f"{shown}:{components.ha_master.port}"
+        components.registrar.own.ha_address = f"{shown}:{components.ha_master.port}"
 
     # Stop
 

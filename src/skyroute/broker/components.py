@@ -333,7 +333,7 @@ class Components:
             delays=self.delays,
             timers=self.timers,
             offsets=self.offsets,
-            ha_address=lambda: self.registrar.ha_address,
+            ha_address=lambda: self.registrar.own.ha_address,
             log_end_at_start=self._log_end_at_start,
         )
         if await returning.take_over():
@@ -540,7 +540,7 @@ class Components:
     def _for_group(self) -> dict[int, Handler]:
         replication = ReplicationHandlers(
             *(self.store, self.timers, self.identity, self.ha_master, self.ha_slave),
-            ha_address=lambda: self.registrar.ha_address,
+            ha_address=lambda: self.registrar.own.ha_address,
             log_end_at_start=self._log_end_at_start,
             acting=self.acting,
         )

@@ -152,7 +152,8 @@ class Roles:
 
     async def _register(self, broker_id: int, epoch: int) -> None:
         self._topics.begin_epoch(epoch)
-        self._registrar.broker_id, self._registrar.ha_address = broker_id, self.log_address
+        own = self._registrar.own
+        own.broker_id, own.ha_address = broker_id, self.log_address
         if self._is_registered:
             await self._registrar.register()
         else:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from skyroute.broker.cluster.registrar import ANNOUNCED_MAX, COMPRESS_FROM_BYTES, IN_THREAD_FROM, Registrar
+from skyroute.broker.cluster.own_registration import COMPRESS_FROM_BYTES, IN_THREAD_FROM
+from skyroute.broker.cluster.registrar import ANNOUNCED_MAX, Registrar
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
 from skyroute.broker.store.files.json_file import JsonFile
@@ -332,7 +333,7 @@ async def test_many_topics_are_registered_compressed(nameserver: Running, tmp_pa
         await broker.create(*names)
         await until_registered(nameserver, names[-1])
         assert await topics(line) == sorted(broker.topics.all())
-        request = await broker.registrar._full_registration()
+        request = await broker.registrar.own.full()
         assert request.fields["compressed"] == "true"
         assert len(request.body) < COMPRESS_FROM_BYTES
 
@@ -342,19 +343,19 @@ async def test_a_registration_with_fields_that_compression_loses_is_not_compress
     nameserver: Running, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     async with broker_at(nameserver.address, folder=tmp_path, compress_registration=True) as broker:
-        assert (await broker.registrar._full_registration()).fields["compressed"] == "true"
+        assert (await broker.registrar.own.full()).fields["compressed"] == "true"
         broker.topics.put(TopicConfig("Unit", **settings))
-        assert (await broker.registrar._full_registration()).fields["compressed"] == "false"
+        assert (await broker.registrar.own.full()).fields["compressed"] == "false"
 
 
 async def test_without_force_the_broker_compares_versions_before_it_registers_again(
     nameserver: Running, tmp_path: Path
 ) -> None:
     async with broker_at(nameserver.address, folder=tmp_path, force_registration=False) as broker:
-        before = broker.registrar._encoded
+        before = broker.registrar.own._encoded
         broker.topics.put(TopicConfig("Orders"))
         await broker.registrar.register()
-        assert broker.registrar._encoded != before
+        assert broker.registrar.own._encoded != before
         await broker.registrar.register()
         async with connection_to(nameserver.address) as line:
             assert await addresses(line, "Orders")

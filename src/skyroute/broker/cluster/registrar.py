@@ -4,12 +4,10 @@ import asyncio
 import logging
 import math
 import ssl
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
-import msgspec
-
+from skyroute.broker.cluster.own_registration import OwnRegistration
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
 from skyroute.broker.tables.queue_mappings import QueueMappings
@@ -19,19 +17,11 @@ from skyroute.errors import SkyrouteError
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.remoting.signing import Signer
-from skyroute.routing.registration import Registration, TopicTable
-from skyroute.routing.topology import Permission, QueueSettings, StaticMapping
 from skyroute.wire.calls.registration import (
     RegistrationReply,
-    Unregistration,
     decode_registration_reply,
     decode_version_reply,
-    encode_heartbeat,
-    encode_registration,
-    encode_unregistration,
-    encode_version_query,
 )
-from skyroute.wire.calls.route import encode_topic_registration
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
@@ -50,9 +40,6 @@ FIRST_PERIOD_S: Final = 10.0
 """Time from the first to the second registration, as with Apache's brokers."""
 ANNOUNCED_MAX: Final = 1_000
 """More changed topics than this are sent as one registration of all topics."""
-COMPRESS_FROM_BYTES: Final = 256 * 1024
-IN_THREAD_FROM: Final = 2_000
-"""From this number of topics on, a registration is encoded in a thread."""
 
 
 class _NameServer:
@@ -111,9 +98,7 @@ class Registrar:
         mappings: QueueMappings | None = None,
     ) -> None:
         self._identity = identity
-        self.broker_id = identity.broker_id
-        """Changes with the role, in controller mode."""
-        self._mappings = mappings
+        self.own = OwnRegistration(identity, topics, config, mappings)
         self._topics = topics
         self._config = config
         self._clock = clock
@@ -121,13 +106,8 @@ class Registrar:
         self._signer = signer
         self._name_servers = [_NameServer(address) for address in addresses]
         self._tasks: list[asyncio.Task[None]] = []
-        self._encoded: tuple[object, Request] | None = None
-        """The last registration of all topics, and the values it depends on."""
-        self._encoding = asyncio.Lock()
         self._next_beat_at = -math.inf
         self._stopped = False
-        self.ha_address: str | None = None
-        """Where slaves connect to; None if no port for them is open."""
         self.on_reply: Callable[[RegistrationReply], None] | None = None
         """Called with every response to a registration, which has the addresses of the group's master."""
         self.has_registered = False
@@ -181,7 +161,7 @@ class Registrar:
             self.tick(self._clock.monotonic())
 
     def tick(self, now: float) -> None:
-        """Start the registrations and heartis_beat_due that are due."""
+        """Start the registrations and heartbeats that are due."""
         is_beat_due = self._config.acting_master_enabled and now >= self._next_beat_at
         if is_beat_due:
             self._next_beat_at = now + self._config.heartbeat_interval_s
@@ -192,7 +172,7 @@ class Registrar:
                 server.all_wanted = True
                 server.wake.set()
             elif is_beat_due and server.has_us and server.channel is not None and not server.channel.closed:
-                server.channel.send_oneway(self._heartbeat())
+                server.channel.send_oneway(self.own.heartbeat())
 
     async def stop(self) -> None:
         """Unregister from all name servers and close the connections, within a bounded time."""
@@ -224,11 +204,8 @@ class Registrar:
         self._tasks.clear()
 
     async def _unregister(self, channel: Channel) -> None:
-        own = self._identity
         try:
-            await channel.call(
-                encode_unregistration(Unregistration(own.cluster, own.name, self.broker_id, own.address)), UNREGISTER_S
-            )
+            await channel.call(self.own.unregistration(), UNREGISTER_S)
         except RemotingError as error:
             log.debug("unregistration failed name_server=%s reason=%s", channel.address, error)
 
@@ -284,31 +261,21 @@ class Registrar:
         wait_s = self._config.bounded_registration_interval_s if server.has_us else FIRST_PERIOD_S
         server.due_at = self._clock.monotonic() + wait_s
         if self._config.force_registration or not server.has_us or await self._is_outdated(channel):
-            response = await self._call(channel, await self._full_registration())
+            response = await self._call(channel, await self.own.full())
             if response.code != ResponseCode.SUCCESS:
                 raise RefusedError(response.code, response.remark or "no remark")
             self._accept_reply(response)
         self._note_success(server)
 
-    async def _announce_topics(self, channel: Channel, topics: Iterable[TopicConfig]) -> bool:
+    async def _announce_topics(self, channel: Channel, topics: Collection[TopicConfig]) -> bool:
         """Send new and changed topics: one 217 for each if so configured, else all in one incremental 103.
 
         Return False if the name server refuses. It then has forgotten us, or is of 4.x and does not know 217.
         """
-        narrowed = self._limited(topics)
-        mappings = self._summaries(narrowed)
-        if self._config.register_single_topics and not mappings:  # 217 has no mappings of static topics
-            requests = (
-                encode_topic_registration(
-                    topic.name,
-                    self._identity.name,
-                    QueueSettings(topic.read_queues, topic.write_queues, int(topic.permission), topic.sys_flag),
-                )
-                for topic in narrowed
-            )
-            responses = await asyncio.gather(*(self._call(channel, request) for request in requests))
+        if single := self.own.single_topics(topics):
+            responses = await asyncio.gather(*(self._call(channel, request) for request in single))
             return all(response.code == ResponseCode.SUCCESS for response in responses)
-        response = await self._call(channel, encode_registration(self._registration(mappings), narrowed))
+        response = await self._call(channel, self.own.announcement(topics))
         if response.code != ResponseCode.SUCCESS:
             return False
         self._accept_reply(response)
@@ -324,8 +291,7 @@ class Registrar:
         return await channel.call(request, self._config.registration_timeout_s)
 
     async def _is_outdated(self, channel: Channel) -> bool:
-        query = encode_version_query(self._registration(), self._topics.version)
-        return decode_version_reply(await self._call(channel, query))
+        return decode_version_reply(await self._call(channel, self.own.version_query()))
 
     def _note_success(self, server: _NameServer) -> None:
         if not server.has_us:
@@ -351,71 +317,6 @@ class Registrar:
                 if not self._stopped and not server.busy:
                     log.warning("name server lost name_server=%s", server.address)
                     self._try_again(server)
-
-    # Requests
-
-    def _summaries(self, topics: Iterable[TopicConfig]) -> dict[str, StaticMapping]:
-        """Return what name servers get of the static topics among some topics."""
-        if not self._mappings:
-            return {}
-        found = ((topic.name, self._mappings.get(topic.name)) for topic in topics)
-        return {name: mapping.summary() for name, mapping in found if mapping is not None}
-
-    def _registration(self, mappings: Mapping[str, StaticMapping] = MappingProxyType({})) -> Registration:
-        own, config = self._identity, self._config
-        acting = config.acting_master_enabled
-        return Registration(
-            cluster=own.cluster,
-            broker_name=own.name,
-            broker_id=self.broker_id,
-            address=own.address,
-            ha_address=self.ha_address,
-            acting_master=acting,
-            lease_s=config.lease_s if acting else None,
-            table=TopicTable(self._topics.version, mappings=mappings),
-        )
-
-    def _limited(self, topics: Iterable[TopicConfig]) -> list[TopicConfig]:
-        """Return topics with their permissions limited to those of the broker."""
-        allowed = self._config.broker_permission
-        if allowed & _BOTH == _BOTH:
-            return list(topics)
-        return [msgspec.structs.replace(topic, permission=int(topic.permission) & allowed) for topic in topics]
-
-    def _heartbeat(self) -> Request:
-        registration = self._registration()
-        if self._config.supports_old_name_servers:
-            return encode_version_query(registration, self._topics.version)
-        return encode_heartbeat(registration)
-
-    async def _full_registration(self) -> Request:
-        """Return the registration of all topics, encoded again only if it changed."""
-        async with self._encoding:
-            always = self._config.compress_registration
-            role = self.broker_id, self.ha_address
-            depends_on = (self._topics.version, self._config.broker_permission, always, role)
-            if self._encoded is None or self._encoded[0] != depends_on:
-                topics = list(self._topics.all().values())
-                registration = self._registration(self._summaries(topics))
-                if len(topics) >= IN_THREAD_FROM:
-                    request = await asyncio.to_thread(self._encode_all, registration, topics, always=always)
-                else:
-                    request = self._encode_all(registration, topics, always=always)
-                self._encoded = depends_on, request
-            return self._encoded[1]
-
-    def _encode_all(self, registration: Registration, topics: Iterable[TopicConfig], *, always: bool) -> Request:
-        """Encode a registration, compressed if it is long and compression loses no field."""
-        limited = self._limited(topics)
-        request = encode_registration(registration, limited)
-        if not (always or len(request.body) >= COMPRESS_FROM_BYTES):
-            return request
-        if any(topic.sys_flag or topic.ordered for topic in limited):
-            return request
-        return encode_registration(registration, limited, compressed=True)
-
-
-_BOTH: Final = int(Permission.READ | Permission.WRITE)
 
 
 def _release(waiting: "list[asyncio.Future[None]]") -> None:

@@ -9,8 +9,9 @@ import pytest
 from skyroute.files.disk import Disk
 from skyroute.files.errors import DiskFullError, FileWriteError
 from skyroute.nameserver.journal.reader import read_segment
-from skyroute.nameserver.journal.recorder import SKIPPED_AFTER_CRASH, SYNC_S
+from skyroute.nameserver.journal.recorder import SKIPPED_AFTER_CRASH
 from skyroute.nameserver.journal.schema import Kind
+from skyroute.nameserver.journal.segment_writer import SYNC_S
 from skyroute.nameserver.journal.segments import closed_segments, open_segments
 from skyroute.nameserver.journal.verify import verify
 from skyroute.routing.events import Cause, TopicsChanged
