@@ -268,6 +268,7 @@ class Components:
         self.popping = Popping(
             self.store,
             topics=self.topics,
+            groups=self.groups,
             offsets=self.offsets,
             in_flight=self.in_flight,
             revive_log=self.revive_log,

@@ -34,7 +34,12 @@ from skyroute.message.property_names import (
     INNER_COUNT,
     KEYS,
     POP_RECEIPT,
+    PRIORITY,
     REGION,
+    SHARDING_KEY,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
     TRACE_ON,
     TRANSACTION_PREPARED,
     UNIQUE_ID,
@@ -58,7 +63,9 @@ _UNIQUE_ID_START: Final = f"{UNIQUE_ID}\x01".encode()
 _WRITE: Final = int(Permission.WRITE)
 _TRANSACTION_MARK: Final = f"{TRANSACTION_PREPARED}\x01"
 _INNER_COUNT_MARK: Final = f"{INNER_COUNT}\x01"
+_PRIORITY_MARK: Final = f"{PRIORITY}\x01"
 """Starts of properties of special messages. A search in the text takes a sixth of the time of `find_property`."""
+_NOT_PRIORITIZED: Final = (DELAY_LEVEL, TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS, SHARDING_KEY)
 _NO_WAIT_MARK: Final = b"WAIT\x01false\x02"
 
 
@@ -171,6 +178,8 @@ class SendHandlers:
         raw_properties, unique_id = self._complete_properties(sending.properties)
         if sending.is_batch:
             return self._batches.store(sending, request.body, topic, queue_id, raw_born_host, raw_properties, unique_id)
+        if _PRIORITY_MARK in sending.properties:
+            queue_id, raw_properties = _prioritized(queue_id, raw_properties, topic)
         return self._store_one(sending, topic, queue_id, raw_born_host, raw_properties, unique_id, request)
 
     def _store_one(
@@ -327,6 +336,20 @@ def _pack_address(address: str) -> bytes:
         return encode_host(ip.strip("[]"), int(port))
     except (HostError, ValueError):  # a proxy may send any address
         return encode_host("0.0.0.0", 0)
+
+
+def _prioritized(queue_id: int, raw_properties: bytes, topic: TopicConfig) -> tuple[int, bytes]:
+    """Return queue and properties of a message with a priority: it is the number of the queue.
+
+    Transactions, delayed and ordered messages have none; as with Apache's brokers, it is removed.
+    """
+    text = (find_property(raw_properties, PRIORITY) or "").removeprefix("+")
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 1 << 31):
+        return queue_id, raw_properties
+    is_transaction = (find_property(raw_properties, TRANSACTION_PREPARED) or "").lower() == "true"
+    if is_transaction or any(find_property(raw_properties, name) is not None for name in _NOT_PRIORITIZED):
+        return queue_id, delete_property(raw_properties, PRIORITY)
+    return min(int(text), topic.write_queues - 1), raw_properties
 
 
 def _is_prepared(draft: Draft) -> bool:

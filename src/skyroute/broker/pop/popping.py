@@ -2,7 +2,8 @@
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ from skyroute.broker.pop.taken_log import OffsetRanges, QueueKey, TakenLog
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.queue_read import QueueRead, ReadStatus
+from skyroute.broker.tables.attributes import MESSAGE_TYPE, PRIORITY, PRIORITY_FACTOR, PRIORITY_FACTORS
+from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.topics import Topics
 from skyroute.files.errors import FileWriteError
@@ -53,12 +56,13 @@ RETRY_FIRST_SHARE: Final = 0.2
 """Share of the pops that read the retry topic first."""
 
 QUEUES_A_POP_MAX: Final = 512
-"""Queues that one pop looks at; the next one starts at another queue."""
+"""Queues that one pop reads."""
+
+QUEUES_SEEN_MAX: Final = 4_096
+"""Queues in which one pop looks for a message; the next one starts at another queue."""
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 
-_MESSAGE_TYPE: Final = "message.type"
-_PRIORITY: Final = "PRIORITY"
 _OFFSET_AT: Final = 20
 """Position of the queue offset in a record."""
 _CORRECTED: Final = frozenset({ReadStatus.TOO_SMALL, ReadStatus.BEYOND_END, ReadStatus.SEGMENT_MISSING})
@@ -106,6 +110,7 @@ class Popping:
         store: MessageStore,
         *,
         topics: Topics,
+        groups: Groups,
         offsets: ConsumerOffsets,
         in_flight: InFlight,
         revive_log: ReviveLog,
@@ -120,6 +125,7 @@ class Popping:
     ) -> None:
         self._store = store
         self._topics = topics
+        self._groups = groups
         self._offsets = offsets
         self._in_flight = in_flight
         self._revive_log = revive_log
@@ -157,16 +163,18 @@ class Popping:
         if not ordered:
             self._in_flight.check_room(question.group)
         retries = () if ordered else self._retry_topics(question)
-        retry_first = bool(retries) and self._random.random() < RETRY_FIRST_SHARE
+        by_priority = self._by_priority(question, topic)
+        retry_first = bool(retries) and not by_priority and self._random.random() < RETRY_FIRST_SHARE
         # Group `a` with topic `b_c` has the retry topic of group `a_b` with topic `c`.
         is_shared = retries and "_" in question.group + question.topic
         of_group = group_filter(question.group) if is_shared else Filter()
         for retry in retries if retry_first else ():
-            self._pop_topic(popped, retry, self._queue_ids(retry), of_group, may_go_on)
-        queue_ids = (question.queue_id,) if question.queue_id >= 0 else self._queue_ids(topic)
+            self._pop_topic(popped, retry, self._queue_ids(question.group, retry), of_group, may_go_on)
+        one = (question.queue_id,) if question.queue_id >= 0 else None
+        queue_ids = one or self._queue_ids(question.group, topic, by_priority=by_priority)
         self._pop_topic(popped, topic, queue_ids, accepted, may_go_on)
         for retry in () if retry_first else retries:
-            self._pop_topic(popped, retry, self._queue_ids(retry), of_group, may_go_on)
+            self._pop_topic(popped, retry, self._queue_ids(question.group, retry), of_group, may_go_on)
         self.popped += popped.count
         if popped.count:
             # Its check point is written before the messages are visible again.
@@ -178,12 +186,25 @@ class Popping:
         names = (pop_retry_topic(question.group, question.topic, version=version) for version in (1, 2))
         return [topic for topic in map(self._topics.get, names) if topic is not None]
 
-    def _queue_ids(self, topic: TopicConfig) -> Iterable[int]:
+    def _by_priority(self, question: PopQuestion, topic: TopicConfig) -> bool:
+        """Return whether a pop begins with the highest priority."""
+        if question.ordered or topic.attributes.get(MESSAGE_TYPE) != PRIORITY:
+            return False
+        group = self._groups.get(question.group)
+        factor = None if group is None else group.attributes.get(PRIORITY_FACTOR)
+        return self._random.randrange(100) < (PRIORITY_FACTORS.default if factor is None else int(factor))
+
+    def _queue_ids(self, group: str, topic: TopicConfig, *, by_priority: bool = False) -> Sequence[int]:
+        """Return the queues to look at, in that order; of very many only those with messages."""
         queues = topic.read_queues
-        if topic.attributes.get(_MESSAGE_TYPE) == _PRIORITY:
-            return range(min(queues, QUEUES_A_POP_MAX) - 1, -1, -1)
-        start = self._random.randrange(queues) if queues > 1 else 0
-        return [(start + at) % queues for at in range(min(queues, QUEUES_A_POP_MAX))]
+        if by_priority:
+            ids: Sequence[int] = range(queues - 1, max(-1, queues - 1 - QUEUES_SEEN_MAX), -1)
+        else:
+            start = self._random.randrange(queues) if queues > 1 else 0
+            ids = [(start + at) % queues for at in range(min(queues, QUEUES_SEEN_MAX))]
+        if len(ids) <= QUEUES_A_POP_MAX:
+            return ids
+        return list(islice((at for at in ids if self._waiting(group, topic.name, at)), QUEUES_A_POP_MAX))
 
     def _pop_topic(
         self,
@@ -530,7 +551,7 @@ class Popping:
     def has_messages(self, question: PopQuestion, topic: TopicConfig) -> bool:
         """Return whether a pop may find messages; filters are not applied."""
         group, now_ms = question.group, self._now_ms()
-        queue_ids = (question.queue_id,) if question.queue_id >= 0 else self._queue_ids(topic)
+        queue_ids = (question.queue_id,) if question.queue_id >= 0 else self._queue_ids(group, topic)
         for queue_id in queue_ids:
             if question.ordered and self._ordered.is_blocked(topic.name, group, queue_id, question.attempt_id, now_ms):
                 continue
@@ -538,7 +559,9 @@ class Popping:
                 return True
         retries = () if question.ordered else self._retry_topics(question)
         return any(
-            self._waiting(group, retry.name, queue_id) for retry in retries for queue_id in range(retry.read_queues)
+            self._waiting(group, retry.name, queue_id)
+            for retry in retries
+            for queue_id in self._queue_ids(group, retry)
         )
 
     def _waiting(self, group: str, topic: str, queue_id: int) -> bool:
@@ -549,7 +572,7 @@ class Popping:
     def peek(self, group: str, topic: TopicConfig, queue_id: int, count_max: int) -> Popped:
         """Return the next messages of a group without popping them."""
         popped = Popped(PopQuestion(group, topic.name, 0, count_max, queue_id), self._now_ms(), 0)
-        for at in (queue_id,) if queue_id >= 0 else self._queue_ids(topic):
+        for at in (queue_id,) if queue_id >= 0 else self._queue_ids(group, topic):
             if popped.room <= 0:
                 break
             start = self._next_offset(group, topic.name, at)

@@ -9,6 +9,10 @@ from skyroute.wire.codes import ResponseCode
 
 MESSAGE_TYPE: Final = "message.type"
 MIXED: Final = "MIXED"
+PRIORITY: Final = "PRIORITY"
+"""A topic whose queue with the highest number is popped first; messages choose their queue by their priority."""
+PRIORITY_FACTOR: Final = "priority.factor"
+"""Percentage of a group's pops that begin with the highest priority."""
 QUEUE_TYPE: Final = "queue.type"
 BATCH_QUEUE: Final = "BatchCQ"
 """The type of queues that store a batch as one record."""
@@ -24,19 +28,52 @@ class Attribute:
     supported: tuple[str, ...]
     """The values that this broker supports."""
 
+    def check(self, name: str, value: str) -> None:
+        """Check a value.
 
-_MESSAGE_TYPES: Final = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", MIXED)
+        Raises:
+            RefusedError: it is not allowed.
+        """
+        if value not in self.values:
+            raise _refused(f"value is not in set: [{', '.join(self.values)}]")
+        if value not in self.supported:
+            raise _refused(f"{name}={value} is not supported by this broker")
+
+
+@dataclass(frozen=True, slots=True)
+class NumberAttribute:
+    """The range of an attribute with a number, which can be changed."""
+
+    low: int
+    high: int
+    default: int
+    changeable: bool = True
+
+    def check(self, _name: str, value: str) -> None:
+        """Check a value.
+
+        Raises:
+            RefusedError: it is not a number of the range.
+        """
+        if not (value.isascii() and value.isdigit() and len(value) < 19 and self.low <= int(value) <= self.high):
+            raise _refused(f"value is not in range({self.low}, {self.high})")
+
+
+_MESSAGE_TYPES: Final = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", PRIORITY, MIXED)
 
 TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     QUEUE_TYPE: Attribute((BATCH_QUEUE, "SimpleCQ"), changeable=False, supported=(BATCH_QUEUE, "SimpleCQ")),
     CLEANUP_POLICY: Attribute(("DELETE", "COMPACTION"), changeable=False, supported=("DELETE",)),
     MESSAGE_TYPE: Attribute(_MESSAGE_TYPES, changeable=True, supported=_MESSAGE_TYPES),
 }
-GROUP_ATTRIBUTES: Final[Mapping[str, Attribute]] = {}
+PRIORITY_FACTORS: Final = NumberAttribute(0, 100, 100)
+GROUP_ATTRIBUTES: Final[Mapping[str, NumberAttribute]] = {PRIORITY_FACTOR: PRIORITY_FACTORS}
 
 
 def alter(
-    current: Mapping[str, str] | None, changes: Mapping[str, str | None], known: Mapping[str, Attribute]
+    current: Mapping[str, str] | None,
+    changes: Mapping[str, str | None],
+    known: Mapping[str, Attribute] | Mapping[str, NumberAttribute],
 ) -> dict[str, str]:
     """Return the attributes after a change; `current` is None for a new topic or group.
 
@@ -56,10 +93,8 @@ def alter(
             )
         if current is not None and not attribute.changeable:
             raise _refused(f"attempt to update an unchangeable attribute. key: {name}")
-        if value is not None and value not in attribute.values:
-            raise _refused(f"value is not in set: [{', '.join(attribute.values)}]")
-        if value is not None and value not in attribute.supported:
-            raise _refused(f"{name}={value} is not supported by this broker")
+        if value is not None:
+            attribute.check(name, value)
     merged = {**(current or {}), **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
