@@ -47,6 +47,59 @@ def test_times_and_decimals_beside_a_damaged_body_are_parsed() -> None:
     assert list(reasons) == [1]
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("BIGINT", "1.5"),
+        ("INT", "1.9"),
+        ("INT", "1e1"),
+        ("INT", "2147483648"),
+        ("INT", "true"),
+        ("DOUBLE", "9007199254740993"),
+        ("DOUBLE", "123456789012345678901"),
+        ("DOUBLE", "1e400"),
+        ("DOUBLE", "NaN"),
+        ("DOUBLE", "-Infinity"),
+        ("DOUBLE", "true"),
+        ("FLOAT", "1e39"),
+        ("FLOAT", "16777217"),
+        ("BOOLEAN", "1"),
+        ("STRING", "1"),
+        ("STRING", '"\\ud800"'),
+        ("TIMESTAMP", "1700000000"),
+        ("TIMESTAMP", '"0000-01-01"'),
+        ("TIMESTAMP", '"2026-01-01T00:00:00.1234567Z"'),
+        ("DECIMAL(10,2)", "1.555"),
+        ("ARRAY<INT>", "[1, 2.5]"),
+        ("STRUCT<a: INT>", "[]"),
+        ("STRUCT<a: DOUBLE>", '{"a": 9007199254740993}'),
+    ],
+)
+def test_a_value_that_its_column_cannot_store_is_a_reason_and_never_another_value(column: str, value: str) -> None:
+    body = b'{"v": %s}' % value.encode()
+    for neighbours in ((), (b'{"v": null}',), (b"{",)):
+        found, reasons = convert_bodies(array(body, *neighbours), wanted(f"v {column}"))
+        assert found.to_pylist()[0] is None
+        assert reasons[0].startswith("the body is not JSON with these columns: ")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("BIGINT", 9007199254740993),
+        ("DOUBLE", 9007199254740994),
+        ("DOUBLE", 1e300),
+        ("DOUBLE", 0.1),
+        ("FLOAT", 16777218),
+        ("TINYINT", -128),
+    ],
+)
+def test_a_number_that_its_column_can_store_is_the_same_beside_any_other_body(column: str, value: float) -> None:
+    for neighbour in (b'{"v": null}', b"{"):
+        found, reasons = convert_bodies(array(b'{"v": %s}' % str(value).encode(), neighbour), wanted(f"v {column}"))
+        assert (found.to_pylist()[0], 0 in reasons) == ({"v": value}, False)
+
+
 def test_text_must_be_utf_8() -> None:
     found, reasons = convert_bodies(array("ü".encode(), b"\xff"), pa.string())
     assert found.to_pylist() == ["ü", None]

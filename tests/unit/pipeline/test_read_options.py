@@ -2,12 +2,12 @@
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DateType, IntegerType, LongType, StringType, StructType
 
 from skyroute.message.queue_ref import QueueRef
 from skyroute.pipeline.data_source import RocketMQSource
 from skyroute.pipeline.options import OptionsError
-from skyroute.pipeline.source.columns import COLUMNS
+from skyroute.pipeline.source.columns import COLUMNS, BodyFormat, chosen_names
 from skyroute.pipeline.source.options import Position, PositionKind, ReadOptions, read_options
 
 NAMES = [column.name for column in COLUMNS]
@@ -201,6 +201,13 @@ def test_a_custom_schema_must_use_known_columns_and_types() -> None:
     with pytest.raises(OptionsError, match=r"(?s)body: type string \(expected binary\).*unknown column colour"):
         source().reader(wrong)
     source().reader(StructType().add("body", BinaryType()).add("queue_id", IntegerType()))
+
+
+def test_a_custom_schema_of_a_json_body_must_use_types_that_can_be_parsed() -> None:
+    fields = StructType().add("id", LongType()).add("days", ArrayType(DateType()))
+    with pytest.raises(OptionsError, match="body: type date cannot be parsed: use bodyFormat=string and from_json"):
+        chosen_names(StructType().add("body", fields), BodyFormat.JSON)
+    assert chosen_names(StructType().add("body", StructType().add("id", LongType())), BodyFormat.JSON) == ["body"]
 
 
 def test_secrets_are_not_shown() -> None:

@@ -55,6 +55,15 @@ def parse_body_schema(text: str) -> StructType:
     return _Parser(text).columns()
 
 
+def find_unsupported(kind: DataType) -> DataType | None:
+    """Return the first type in a JSON body's columns that cannot be parsed; None if all can."""
+    if isinstance(kind, StructType):
+        return next(filter(None, (find_unsupported(field.dataType) for field in kind.fields)), None)
+    if isinstance(kind, ArrayType):
+        return find_unsupported(kind.elementType)
+    return None if isinstance(kind, DecimalType) or type(kind) in _PLAIN.values() else kind
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens: list[str] = []

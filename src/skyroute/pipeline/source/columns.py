@@ -18,6 +18,7 @@ from pyspark.sql.types import (
 )
 
 from skyroute.pipeline.options import OptionsError
+from skyroute.pipeline.source.body_schema import find_unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ def chosen_names(schema: StructType, body_format: BodyFormat = BodyFormat.BINARY
             if not _is_body(field.dataType, body_format):
                 kind, wanted = field.dataType.simpleString(), _BODY_TYPES[body_format]
                 wrong.append(f"body: type {kind} (expected {wanted}): change it, or the option bodyFormat")
+            elif body_format is BodyFormat.JSON and (other := find_unsupported(field.dataType)) is not None:
+                wrong.append(f"body: type {other.simpleString()} cannot be parsed: use bodyFormat=string and from_json")
         elif field.dataType != column.type:
             wrong.append(f"{field.name}: type {field.dataType.simpleString()} (expected {column.type.simpleString()})")
     if wrong:
