@@ -12,7 +12,7 @@ from skyroute.pipeline.connections import ClusterConnection
 from skyroute.pipeline.options import ConnectionOptions
 from skyroute.pipeline.sink.options import WriteOptions
 from skyroute.pipeline.sink.row_packer import IDEMPOTENCY_KEY
-from skyroute.pipeline.sink.row_sender import IN_FLIGHT_BYTES_MAX, RowSender
+from skyroute.pipeline.sink.row_sender import IN_FLIGHT_BYTES_MAX, RowSender, UnsafeRowsError
 from skyroute.pipeline.source.batch import BatchReader
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError
 from skyroute.testing import Cluster, cluster
@@ -63,6 +63,23 @@ def test_no_row_is_lost_when_a_broker_hangs(two: Cluster, connection: ClusterCon
     assert {int(message.body) for message in messages} == set(range(500))
     # Rows that the broker stored after it resumed are duplicates with the same idempotency key.
     assert len({message.find_property(IDEMPOTENCY_KEY) for message in messages}) == 500
+
+
+@pytest.mark.parametrize("more", [{}, {"queue_id": [0]}])
+def test_rows_that_a_broker_stores_less_safely_than_configured_are_an_error(more: dict[str, list[int]]) -> None:
+    waiting = {"broker_role": "SYNC_MASTER", "in_sync_replicas": 2, "slave_timeout_s": 0.01}
+    with cluster(in_memory=True, **waiting) as alone:
+        with Admin(alone.name_server_address) as admin:
+            admin.create_topic(TOPIC, read_queues=1, write_queues=1)
+        options = ConnectionOptions(alone.name_server_address, retries=1, retry_interval_s=0.01)
+        connection = ClusterConnection(options)
+        try:
+            rows = pa.record_batch({"body": [b"1"], **more})
+            with pytest.raises(UnsafeRowsError, match=r"broker-0:0 stored rows with the status FLUSH_SLAVE_TIMEOUT, 2"):
+                connection.run(row_sender(connection).send(iter([rows])))
+        finally:
+            connection.close()
+        assert len({message.find_property(IDEMPOTENCY_KEY) for message in stored(alone)}) == 1
 
 
 def test_rows_of_a_queue_arrive_in_order_with_many_requests_in_flight(

@@ -33,6 +33,12 @@ ROUTE_RETRY_S: Final = 0.05
 _BATCH_TOPIC: Final = {"queue.type": "BatchCQ"}
 
 
+class UnsafeRowsError(SkyrouteError):
+    """A broker stored rows, but not as safely as it is configured to, so they may be lost with one machine."""
+
+    retryable = True
+
+
 class RowSender:
     """Sends the rows of one partition."""
 
@@ -139,7 +145,12 @@ class RowSender:
             outbound = Outbound(topic, bytes(batch.encoded), properties, "", batch=True)
         for attempt in range(1 + self._retries):
             try:
-                await self._delivery.deliver(outbound, _always(batch.queue), self._timeout_s)
+                result = await self._delivery.deliver(outbound, _always(batch.queue), self._timeout_s)
+                if not result.ok:
+                    raise UnsafeRowsError(
+                        f"{result.queue} stored rows with the status {result.status.name}, {attempt + 1} times: check"
+                        " the broker's slaves and disk, or configure it not to wait for them"
+                    )
             except SkyrouteError as error:
                 if not error.retryable or attempt == self._retries:
                     raise
