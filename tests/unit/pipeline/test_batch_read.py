@@ -26,9 +26,11 @@ from skyroute.pipeline.source.errors import BrokerLostError, DataLossError, Reje
 from skyroute.pipeline.source.offset_lookup import OffsetLookup
 from skyroute.pipeline.source.options import read_options
 from skyroute.pipeline.source.planning import QueueRange, ReadPartition
+from skyroute.routing.registration import Registration
 from skyroute.testing import Cluster
 from skyroute.testing import cluster as started_cluster
 from skyroute.wire.calls.groups import GroupConfig
+from skyroute.wire.calls.registration import encode_registration
 from skyroute.wire.calls.send import encode_send
 from tests.support.shown import ROOT
 from tests.support.waiting import wait_until
@@ -410,6 +412,23 @@ def test_a_dead_broker_is_an_error_after_all_retries(rocketmq: Cluster) -> None:
     rocketmq.kill_broker()
     with pytest.raises(BrokerLostError, match=r"Away@broker-0:0 cannot be read from offset 0 on, tried 4 times"):
         list(reader.read(partition))
+
+
+def test_messages_that_a_slave_lacks_are_not_lost() -> None:
+    with started_cluster(brokers=2, in_memory=True) as own:
+        make_topic(own, "Lagging", queues=1)
+        send(own, "Lagging", 10)
+        chosen = source(own, topic="Lagging", failOnDataLoss="false")
+        reader = chosen.reader(chosen.schema())
+        (partition,) = reader.partitions()
+        slave = Registration("DefaultCluster", "broker-0", 1, own.broker_addresses[1])
+        options = ConnectionOptions(own.name_server_address)
+        connect(options).run(connect(options).session.ask_name_server(encode_registration(slave)))
+        own.kill_broker(0)
+        with pytest.raises(BrokerLostError, match="a slave responds, which does not have offset 0: start the master"):
+            list(reader.read(partition))
+        own.restart_broker(0)
+        assert bodies(rows_of(reader, [partition])) == numbers(0, 10)
 
 
 def test_a_hanging_broker_is_an_error_after_all_retries(rocketmq: Cluster) -> None:

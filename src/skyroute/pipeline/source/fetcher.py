@@ -275,13 +275,15 @@ class Fetcher:
             SourceError: the response is not consistent; it may be retryable.
         """
         at, low, high = self._at, response.min_offset, response.max_offset
-        if low > at:
+        skips = response.status is PullStatus.NO_MATCHED_MESSAGE and response.next_offset > at
+        if skips and self._has_filter and low <= at:
+            self._at = response.next_offset
+        elif not self._is_master():
+            raise _NotYetError(f"a slave responds, which does not have offset {at}: start the master")
+        elif low > at:
             self._lose(at, low, f"the oldest message is now at {low}")
-        elif response.status is PullStatus.NO_MATCHED_MESSAGE and response.next_offset > at:
-            if self._has_filter:
-                self._at = response.next_offset
-            else:
-                self._lose(at, response.next_offset, "the broker is deleting them")
+        elif skips:
+            self._lose(at, response.next_offset, "the broker is deleting them")
         elif self._failures < self._options.connection.retries:
             raise _NotYetError(f"{self._queue} has offsets {low} to {high} but returned nothing at {at}")
         elif high <= at:
@@ -293,6 +295,17 @@ class Fetcher:
         stop = min(stop, self._stop)
         report_loss(self._options, f"offsets {start} to {stop - 1} of {self._queue} are missing: {why}")
         self._at = stop
+        self._pulls.clear()  # those in flight may begin before
+
+    def _is_master(self) -> bool:
+        """Whether the responses are from the broker group's master; a slave may lag, or start late.
+
+        Raises:
+            SkyrouteError: the route cannot be read.
+        """
+        routes = self._connection.session.routes
+        self._connection.run(routes.refresh(self._topic))
+        return self._socket is not None and self._socket.address == routes.address(routes.broker_of(self._queue))
 
     def _recover(self, error: OSError | SkyrouteError) -> None:
         """Disconnect and wait before the next try.
