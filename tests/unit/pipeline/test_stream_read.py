@@ -234,6 +234,11 @@ def open_early(cluster: Cluster, **given: str) -> EarlyStreamReader:
     return EarlyStreamReader(chosen.options, chosen.schema())
 
 
+def open_plain_early(cluster: Cluster, **given: str) -> EarlyStreamReader:
+    chosen = source(cluster, **given)
+    return EarlyStreamReader(chosen.options, chosen.schema())
+
+
 def early_batch(reader: EarlyStreamReader, start: Any) -> tuple[Any, list[bytes]]:
     """Plan and read a batch in the order of calls of Spark 4.0 and 4.1."""
     end = through_json(reader.latestOffset())
@@ -264,6 +269,30 @@ def test_before_spark_4_2_a_stream_from_the_latest_offset_skips_nothing(cluster:
     send(cluster, "EarlyLatest", 2, first=3)
     assert read_between(reader, through_json(reader.initialOffset()), end) == []
     assert early_batch(reader, end)[1] == [b"3", b"4"]
+
+
+@pytest.mark.parametrize("position", [{"startingOffsets": "group"}, {"startingTimestamp": "-1h"}])
+def test_before_spark_4_2_a_first_batch_repeated_after_a_kill_has_the_same_start(
+    cluster: Cluster, position: dict[str, str]
+) -> None:
+    topic = "Early" + next(iter(position))
+    make_topic(cluster, topic, queues=1)
+    send(cluster, topic, 3)
+    given = {"topic": topic, "groupId": "early-starters", **position}
+    given |= {} if "startingOffsets" in position else {"startingOffsetsByTimestampStrategy": "latest"}
+    reader = open_plain_early(cluster, **given)
+    end = through_json(reader.latestOffset())
+    start = through_json(reader.initialOffset())
+    assert bodies(read_between(reader, start, end)) == [b"0", b"1", b"2"]
+    # The driver is killed before Spark commits the batch. It is planned again from a start that has moved.
+    restarted = open_plain_early(cluster, topic=topic, startingOffsets="latest")
+    assert restarted.partitions(end, end) == []
+    later = through_json(restarted.initialOffset())
+    assert later != start
+    assert bodies(read_between(restarted, later, end)) == [b"0", b"1", b"2"]
+    assert restarted.latestOffset() == end, "no empty batch follows"
+    send(cluster, topic, 1, first=3)
+    assert early_batch(restarted, end)[1] == [b"3"]
 
 
 def test_before_spark_4_2_a_limit_is_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,9 @@ from skyroute.message.queue_ref import QueueRef
 
 Offsets = dict[QueueRef, int]
 
+START: Final = ""
+"""The key of the start offsets of a first batch, beside those of its end. No topic has this name."""
+
 _EXAMPLE: Final = 'JSON such as {"Orders": {"broker-a:0": 17, "broker-a:1": 3}}'
 
 
@@ -22,14 +25,16 @@ def to_json(offsets: Mapping[QueueRef, int]) -> dict[str, dict[str, int]]:
     return found
 
 
-def from_json(value: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Return offsets from the form of the checkpoint.
+def from_json(value: Mapping[str, Mapping[str, Any]]) -> Offsets:
+    """Return offsets from the form of the checkpoint, without those under `START`.
 
     Raises:
         ValueError: the value has another form; the text says what is expected.
     """
     found: Offsets = {}
     for topic, queues in _pairs(value):
+        if topic == START:
+            continue
         for name, offset in _pairs(queues):
             if not isinstance(offset, int) or isinstance(offset, bool):
                 raise ValueError(_EXAMPLE)  # noqa: TRY004 - the text it was parsed from is wrong

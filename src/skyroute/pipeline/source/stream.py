@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -15,7 +15,7 @@ from skyroute.pipeline.short_errors import short_errors, short_iteration
 from skyroute.pipeline.source.columns import chosen_names
 from skyroute.pipeline.source.errors import SourceError
 from skyroute.pipeline.source.offset_lookup import OffsetLookup, report_loss
-from skyroute.pipeline.source.offsets import Offsets, from_json, to_json
+from skyroute.pipeline.source.offsets import START, Offsets, from_json, to_json
 from skyroute.pipeline.source.options import Position, PositionKind, read_options
 from skyroute.pipeline.source.planning import QueueRange, ReadPartition, plan, share
 from skyroute.pipeline.spark_versions import (
@@ -30,7 +30,7 @@ from skyroute.pipeline.spark_versions import (
 
 log = logging.getLogger(__name__)
 
-Json = dict[str, dict[str, int]]
+Json = dict[str, dict[str, Any]]
 
 MAX_OFFSETS_CACHE_S: Final = 0.2
 """How long the queues' largest offsets are cached: Spark calls an idle source about 80 times a second."""
@@ -125,7 +125,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._waits_for_more(sum(lags.values())):
             return start
         taken = share(limit.max_rows, lags) if isinstance(limit, ReadMaxRows) else lags
-        return to_json({queue: begin + taken.get(queue, 0) for queue, begin in begins.items()})
+        end = {queue: begin + taken.get(queue, 0) for queue, begin in begins.items()}
+        return start if end == from_json(start) else to_json(end)
 
     def _find_lags(self, begins: Offsets, ends: Offsets) -> Offsets:
         """Return the unread messages of each queue, and add new queues to `begins`."""
@@ -193,6 +194,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             DataLossError: some were deleted, and `failOnDataLoss` is true.
         """
+        if start != end:  # equal ones only tell where a restarted query is
+            start = end.get(START, start)
         begins, ends = from_json(start), from_json(end)
         wanted = [queue for queue, stop in ends.items() if begins.get(queue, -1) < stop]
         if not wanted:
@@ -243,29 +246,27 @@ class EarlyStreamReader(StreamReader):
         super().__init__(given, schema)
         self._planned: Json | None = None
         """The end of the last planned batch; None until a batch was planned."""
-        self._first_end: Offsets | None = None
-        """The end of the first batch of a new stream."""
-
-    @short_errors
-    def initialOffset(self) -> Json:
-        """Return the first offsets of a new stream, not after the end of its first batch."""
-        if self._initial is None:
-            found, ends = from_json(super().initialOffset()), self._first_end or {}
-            self._initial = {queue: min(offset, ends.get(queue, offset)) for queue, offset in found.items()}
-        return to_json(self._initial)
 
     @short_errors
     def latestOffset(self) -> Json:  # type: ignore[override] # of Spark 4.0 and 4.1
         """Return the end of the next micro-batch."""
         if self._planned is None:
-            # The start is in Spark's checkpoint, or not fixed yet. Fails if a broker is unreachable: the checkpoint
-            # would lack its queues.
-            lookup = self._lookup()
-            ranges = lookup.offset_ranges(lookup.queues())
-            self._first_end = {queue: known.max_offset for queue, known in ranges.items()}
-            return to_json(self._first_end)
+            # Fails if a broker is unreachable: the checkpoint would lack its queues.
+            return self._first_end()
         self._is_initial_saved = True
         return super().latestOffset(self._planned, ReadAllAvailable())
+
+    def _first_end(self) -> Json:
+        """Return the end of the first batch of a new stream, and its start if that moves.
+
+        Spark saves only the end. A stream killed in its first batch would restart at a later start and skip messages.
+        An empty first batch is no way out here: `Trigger.AvailableNow` would end after it.
+        """
+        start = self.initialOffset()
+        begins, lookup = from_json(start), self._lookup()
+        ranges = lookup.offset_ranges(begins)
+        end = to_json({queue: max(begin, ranges[queue].max_offset) for queue, begin in begins.items()})
+        return {START: start, **end} if self._start.may_move else end
 
     @short_errors
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
