@@ -1,6 +1,7 @@
 """Rows are sent to real brokers, in order, within bounds, and around a broker that hangs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -67,7 +68,7 @@ def test_no_row_is_lost_when_a_broker_hangs(two: Cluster, connection: ClusterCon
 
 @pytest.mark.parametrize("more", [{}, {"queue_id": [0]}])
 def test_rows_that_a_broker_stores_less_safely_than_configured_are_an_error(more: dict[str, list[int]]) -> None:
-    waiting = {"broker_role": "SYNC_MASTER", "in_sync_replicas": 2, "slave_timeout_s": 0.01}
+    waiting: dict[str, Any] = {"broker_role": "SYNC_MASTER", "in_sync_replicas": 2, "slave_timeout_s": 0.01}
     with cluster(in_memory=True, **waiting) as alone:
         with Admin(alone.name_server_address) as admin:
             admin.create_topic(TOPIC, read_queues=1, write_queues=1)
