@@ -93,7 +93,7 @@ class Asked:
         return Response()
 
     def _dearer(self, request: Request, peer: Peer) -> Answer:
-        self.clock.advance(5 * SHARE_S)
+        self.clock.advance(10 * SHARE_S)
         return Response()
 
     def _cheap(self, request: Request, peer: Peer) -> Answer:

@@ -7,8 +7,9 @@ This is start-time fair queueing. Each connection has a virtual time, which adva
 others wait. The connection with the earliest expected finish in virtual time is next. So no connection gets much more
 time than another, and cheap ones go first.
 
-A turn that takes much longer than expected may not be the connection's doing: the garbage collector ran, or the
-process had no processor. Time of these is not charged.
+A turn that takes much longer than expected may not be the connection's doing. The garbage collector ran, or the
+process had no processor: this time is not charged. Or it did work for all connections, such as writing the index for
+the messages of all senders: this is charged little by little, in later turns.
 """
 
 import asyncio
@@ -36,13 +37,16 @@ FADING: Final = 0.5
 """Decay factor of the expected service time, per turn."""
 
 SURPRISE: Final = 2.0
-"""A turn that takes more than this multiple of the expected time is measured again, without pauses of the process."""
+"""A turn that takes more than this multiple of the expected time is not believed at once."""
+
+CREDIT_S: Final = 0.01
+"""Service time that a connection may owe: more than one turn's work for all connections takes."""
 
 
 class Share:
     """A connection's use of the loop, as the queue keeps it."""
 
-    __slots__ = ("cost_s", "is_queued", "virtual_s")
+    __slots__ = ("cost_s", "is_queued", "owed_s", "virtual_s")
 
     def __init__(self) -> None:
         self.cost_s = FIRST_COST_S
@@ -50,6 +54,8 @@ class Share:
         self.virtual_s = 0.0
         """Virtual time of the connection."""
         self.is_queued = False
+        self.owed_s = 0.0
+        """Service time that later turns are charged for."""
 
 
 class Waiting(Protocol):
@@ -120,19 +126,38 @@ class FairQueue:
             self._plan()
 
     def must_wait(self, share: Share) -> bool:
-        """Return whether a connection must queue: it was expensive recently, or the loop has used up its `TURN_S`."""
-        return share.cost_s > LIGHT_S and (share.cost_s > SHARE_S or self.spent_s > TURN_S)
+        """Return whether a connection must queue.
+
+        It was expensive recently, or the loop has used up its `TURN_S`, or it is ahead of the connections that wait.
+        """
+        if share.cost_s <= LIGHT_S:
+            return False
+        is_ahead = self.is_busy and share.virtual_s > self._virtual_s
+        return is_ahead or share.cost_s > SHARE_S or self.spent_s > TURN_S
 
     def charge(self, share: Share, took_s: float) -> None:
         """Add service time to a connection's share."""
         self.spent_s += took_s
-        if took_s > LIGHT_S and took_s > SURPRISE * share.cost_s:
+        billed_s, faded_s = took_s, FADING * share.cost_s
+        if took_s > LIGHT_S or share.owed_s > 0:
+            took_s, billed_s = self._bill(share, took_s)
+        share.cost_s = took_s if took_s > faded_s else faded_s
+        if self.is_busy and share.cost_s > LIGHT_S:  # others never wait, so they get nothing ahead of their time
+            share.virtual_s += billed_s
+
+    def _bill(self, share: Share, took_s: float) -> tuple[float, float]:
+        """Return what a turn seems to cost the connection, and what it is charged now."""
+        usual_s = max(LIGHT_S, SURPRISE * share.cost_s)
+        if took_s > usual_s:
             before_s, self._paused_s = self._paused_s, self._pauses_s()
             took_s = max(0.0, took_s - (self._paused_s - before_s))
-        if self.is_busy:
-            share.virtual_s += took_s
-        faded_s = FADING * share.cost_s
-        share.cost_s = took_s if took_s > faded_s else faded_s
+        owed_s = share.owed_s + took_s
+        if owed_s > usual_s + CREDIT_S:
+            share.owed_s = 0.0
+            return took_s, owed_s
+        billed_s = min(owed_s, usual_s)
+        share.owed_s = owed_s - billed_s
+        return min(took_s, usual_s), billed_s
 
     def _plan(self) -> None:
         self.is_busy = True

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from skyroute.remoting.fair_queue import FIRST_COST_S, SHARE_S, TURN_S, FairQueue, Share
+from skyroute.remoting.fair_queue import CREDIT_S, FIRST_COST_S, LIGHT_S, SHARE_S, TURN_S, FairQueue, Share
 from tests.support.clock import ManualClock
 
 
@@ -197,6 +197,59 @@ async def test_a_pause_of_the_process_is_not_charged_to_the_connection_in_servic
         else (lambda: bench.clock.wait_for_a_processor(PAUSE_S))
     )
     assert await longest_wait_s(bench, interrupt) < PAUSE_S + 64 * GREEDY_S + 2 * TURN_S
+
+
+async def test_work_for_all_connections_is_charged_little_by_little() -> None:
+    bench = Bench()
+    assert await longest_wait_s(bench, lambda: bench.clock.advance(CREDIT_S / 2)) < 0.1
+
+
+async def test_a_connection_that_was_cheap_does_not_wait_for_a_turn_that_is_not() -> None:
+    bench = Bench()
+    for number in range(64):
+        bench.queue.add(Charged(bench, f"greedy {number}", GREEDY_S, turns=1_000_000))
+    polite = Charged(bench, "polite", LIGHT_S / 2, turns=1_000)
+    while polite._turns:  # as it is read, not from the queue
+        polite._turns -= 1
+        bench.queue.charge(polite.share, LIGHT_S / 2)
+        await bench.turn_s()
+    polite.share.cost_s = POLITE_S
+    polite._turns, began_at = 1, bench.clock.monotonic()
+    bench.queue.add(polite)
+    while "polite" not in bench.answered:
+        await bench.turn_s()
+    assert bench.clock.monotonic() - began_at < 64 * GREEDY_S + TURN_S
+
+
+async def test_a_connection_ahead_of_those_that_wait_is_not_served_as_it_is_read() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.queue.add(Charged(bench, name, SHARE_S, turns=3))
+    share = Share()
+    assert not bench.queue.must_wait(share)
+    bench.queue.charge(share, FIRST_COST_S)
+    assert bench.queue.must_wait(share)
+    await bench.until_empty()
+    assert not bench.queue.must_wait(share), "nobody waits"
+
+
+@pytest.mark.parametrize("between", [0, 1, 5])
+async def test_expensive_requests_between_cheap_ones_are_charged_in_the_end(between: int) -> None:
+    bench = Bench()
+    for name in "abcd":
+        bench.queue.add(Charged(bench, name, SHARE_S, turns=1_000_000))
+    used_s = 0.0
+    sly = Charged(bench, "sly", 0.0)
+    for turn in range(40 * (between + 1)):
+        sly._cost_s = 0.00015 if turn % (between + 1) else 4 * SHARE_S
+        used_s += sly._cost_s
+        sly._turns = 1
+        before = len(bench.answered)
+        bench.queue.add(sly)
+        while "sly" not in bench.answered[before:]:
+            await bench.turn_s()
+    each_s = bench.answered.count("a") * SHARE_S
+    assert used_s < 1.5 * each_s + 2 * CREDIT_S
 
 
 async def test_what_a_connection_really_takes_is_charged() -> None:
