@@ -147,7 +147,7 @@ class EtcdLeadership:
     async def _revoke(self) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            with suppress(StoreUnavailableError):  # it ends by itself
+            with suppress(StoreUnavailableError):  # it expires
                 await self.client.call(lambda client: client.revoke_lease(lease.id))
 
     async def resign(self) -> None:

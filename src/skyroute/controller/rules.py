@@ -19,7 +19,7 @@ What Apache's controller does and these rules do not:
 - It lets two brokers register with one id, for instance with copies of a store folder: both may then be master.
 - It elects before it has heard from the brokers, if a broker asks right after the controller started.
 
-As in Apache's, only the master changes the sync state set. A controller that removed a silent replica by itself would
+As in Apache's, only the master changes the sync state set. A controller that removed a silent replica would
 leave no candidate if the network between the two is at fault.
 """
 
@@ -198,7 +198,7 @@ def elect(
 ) -> Outcome[Election]:
     """Elect a master if the current one is dead or another one is designated.
 
-    `asker` is None if the controller itself asks: then the group loses a dead master that nobody can replace.
+    `asker` is None if the controller itself asks: then the group loses a dead master without a successor.
 
     Raises:
         RequestRefusedError: the asker is unknown, no replica can be master, or it is too early to tell.

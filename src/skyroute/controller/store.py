@@ -1,6 +1,6 @@
 """Where the state of broker groups is kept: the interface of all stores.
 
-Each change replaces the state of one group if nobody changed it meanwhile, as a transaction of etcd does.
+Each change is a compare-and-swap of the state of one group, as a transaction of etcd is.
 """
 
 from collections.abc import Mapping

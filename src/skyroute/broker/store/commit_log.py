@@ -180,7 +180,7 @@ class CommitLog:
     def touch_ahead(self, distance: int, size: int) -> None:
         """Read bytes at a distance behind the end of the log, so that the system has found their pages before a write.
 
-        A write to pages that nobody has touched may take seven times as long.
+        The first write to a page that is not in memory may take seven times as long.
         """
         for last in self._log.segments[-1:]:
             at = self.end + distance - last.start

@@ -411,7 +411,7 @@ class MessageStore(StoreReader):
         return found
 
     def finish_raw(self, now_ms: int) -> None:
-        """Dispatch all whole records, and cut a partial one off: from now on this broker appends by itself.
+        """Dispatch all whole records, and cut a partial one off: from now on this broker appends.
 
         Raises:
             ForeignLogError, FileWriteError: as `dispatch_raw` and `truncate_to`.

@@ -111,7 +111,7 @@ class RowSender:
         return list((await self._delivery.rotation(name, self._timeout_s)).queues)
 
     async def _create_batch_topic(self, name: str, queues: int) -> None:
-        """Create a batch topic on the brokers that create topics by themselves.
+        """Create a batch topic on the brokers that create topics automatically.
 
         Raises:
             SkyrouteError: a broker refused it, or it does not appear in time.
