@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyroute import Message, SimpleConsumer, StoredMessage
-from skyroute.client.consuming import simple_consumer
+from skyroute.client.consuming import pop_handlers, simple_consumer
 from skyroute.client.errors import NotRunningError
 from skyroute.clock import SystemClock
 from skyroute.wire.codes import RequestCode
@@ -59,7 +59,7 @@ async def test_a_namespace_is_invisible(cluster: Cluster) -> None:
 
 
 async def test_a_message_whose_handler_failed_comes_again(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simple_consumer, "RETRY_DELAYS_S", (1,))
+    monkeypatch.setattr(pop_handlers, "RETRY_DELAYS_S", (1,))
     calls: list[tuple[bytes, int]] = []
 
     def handle(message: StoredMessage) -> None:
@@ -79,7 +79,7 @@ async def test_a_message_whose_handler_failed_comes_again(cluster: Cluster, monk
 async def test_a_message_that_always_fails_becomes_a_dead_letter(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simple_consumer, "RETRY_DELAYS_S", (1,))
+    monkeypatch.setattr(pop_handlers, "RETRY_DELAYS_S", (1,))
     attempts: list[int] = []
 
     def handle(message: StoredMessage) -> None:

@@ -3,6 +3,7 @@
 Topics and groups include the namespace.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from skyroute.client.errors import ArgumentError, NoBrokerError, no_master, refusal
@@ -21,6 +22,7 @@ from skyroute.wire.calls.pop import (
     PopQuestion,
     QueueAssignment,
     Receipt,
+    RetryFlag,
     decode_assignments,
     decode_changed,
     decode_notified,
@@ -37,7 +39,7 @@ from skyroute.wire.calls.pop import (
 )
 from skyroute.wire.calls.send_back import encode_send_back
 from skyroute.wire.codes import ResponseCode
-from skyroute.wire.errors import FieldError
+from skyroute.wire.errors import BodyError, FieldError
 
 GRACE_S: Final = 5.0
 """How much longer than its long poll a request may take."""
@@ -67,23 +69,41 @@ async def pop(session: Session, broker_name: str, question: PopQuestion) -> list
     if response.code not in POP_CODES:
         raise refusal(response, address)
     answer = decode_pop_answer(response)
-    return _with_receipts(answer, broker_name) if answer.body else []
+    messages = _with_receipts(answer, broker_name) if answer.body else []
+    if len(messages) > question.count_max:
+        raise BodyError(f"{address} returned {len(messages)} messages of {question.topic}, not {question.count_max}")
+    return messages
 
 
 def _with_receipts(answer: PopAnswer, broker_name: str) -> list[StoredMessage]:
     receipts = answer.receipts(broker_name)
     found: list[StoredMessage] = []
-    for message in decode_records(answer.body):
-        flag = retry_flag(message.topic)
-        receipt = receipts.get((flag, message.queue_id, message.queue_offset))
+    for stored in decode_records(answer.body):
+        flag = retry_flag(stored.topic)
+        receipt = receipts.get((flag, stored.queue_id, stored.queue_offset))
         changes: dict[str, object] = {"broker_name": broker_name}
         if answer.order_counts:
-            changes["reconsume_times"] = answer.order_count(flag, message.queue_id, message.queue_offset)
-        message = message.replace(**changes)  # noqa: PLW2901 - the same message
-        if message.find_property(POP_RECEIPT) is None and receipt is not None:
-            message = with_receipt(message, receipt)  # noqa: PLW2901 - the same message
+            changes["reconsume_times"] = answer.order_count(flag, stored.queue_id, stored.queue_offset)
+        message = stored.replace(**changes)
+        if not _has_receipt_of(message, receipts):
+            if receipt is None:
+                what = f"the message at offset {stored.queue_offset} of queue {stored.queue_id} of {stored.topic}"
+                raise BodyError(f"broker {broker_name} returned {what} without a receipt")
+            message = with_receipt(message, receipt)
         found.append(message)
     return found
+
+
+def _has_receipt_of(message: StoredMessage, receipts: Mapping[tuple[RetryFlag, int, int], Receipt]) -> bool:
+    """Return whether a message has a receipt of this response, as retries have; its sender may have set another one."""
+    text = message.find_property(POP_RECEIPT)
+    if text is None:
+        return False
+    try:
+        receipt = decode_receipt(text)
+    except FieldError:
+        return False
+    return (receipt.retry, receipt.queue_id, receipt.offset) in receipts
 
 
 async def wait_for_messages(session: Session, broker_name: str, question: Notification) -> bool:

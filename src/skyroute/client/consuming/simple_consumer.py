@@ -1,11 +1,11 @@
 """A consumer that receives and acknowledges messages one by one (RocketMQ 5's POP consumption)."""
 
 import asyncio
-import inspect
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, Self, Unpack
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final, Self, Unpack
 
 from skyroute.client.arguments import (
     check_callables,
@@ -17,6 +17,7 @@ from skyroute.client.arguments import (
     check_times_or_zero,
 )
 from skyroute.client.consuming import pop_calls as calls
+from skyroute.client.consuming.pop_handlers import FAILED_RECEIVE_S, Handler, HandlerCalls
 from skyroute.client.consuming.subscription import Expression, StartPosition, make_subscription
 from skyroute.client.errors import ArgumentError, NoRouteError, NotRunningError
 from skyroute.client.session.session import ClientArguments, Session
@@ -25,14 +26,12 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.names import check_consumer_group, check_topic
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import with_namespace, without_namespace
+from skyroute.remoting.errors import RemotingError
 from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.wire.calls.clients import ConsumerData, ConsumeType, MessageModel, Subscription
 from skyroute.wire.calls.pop import POP_COUNT_MAX, POP_MODE, InitMode, Notification, PopQuestion
 
 log = logging.getLogger(__name__)
-
-RETRY_DELAYS_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""How long a message whose handler failed stays invisible, by the number of its retries; as in Java's client."""
 
 RETRIES_MAX: Final = 16
 """Retries after which `run` makes a message a dead letter, by default; as in Java's client."""
@@ -40,10 +39,11 @@ RETRIES_MAX: Final = 16
 ASSIGNMENT_S: Final = 20.0
 """How often brokers are asked for the assigned queues, as in Java's client; without any, every second."""
 
-FAILED_RECEIVE_S: Final = 1.0
-"""Pause of `run` after a failed request."""
+EMPTY_RECEIVE_S: Final = 0.2
+"""Shortest time between two requests that find nothing: a broker may not hold long polls."""
 
-Handler = Callable[[StoredMessage], Awaitable[object] | object]
+STOP_TIMEOUT_S: Final = 10.0
+"""Default time that `stop` waits for handlers."""
 
 _ALL_QUEUES: Final = -1
 """As a queue id: all queues of a topic on a broker."""
@@ -115,6 +115,7 @@ class SimpleConsumer:
         self._subscriptions: dict[str, Subscription] = {}
         self._turn = 0
         self._running = False
+        self._runs: set[HandlerCalls] = set()
         self._failures = LogBackoff()
 
     def __repr__(self) -> str:
@@ -143,8 +144,22 @@ class SimpleConsumer:
         self.session.heartbeats.add(self)
         self._running = True
 
-    async def stop(self) -> None:
-        """Leave the group. Messages that were not acknowledged come again when they become visible."""
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Leave the group, after the handlers of `run` have ended; after `timeout_s` they are cancelled.
+
+        Messages that were not acknowledged come again when they become visible.
+
+        Raises:
+            ArgumentError: `timeout_s` is not a number of seconds.
+        """
+        check_times_or_zero(timeout_s=timeout_s)
+        if any(running.is_calling for running in self._runs):
+            self.session.spawn(self._stop(timeout_s), name="stop of a consumer by its handler")
+        else:
+            await self._stop(timeout_s)
+
+    async def _stop(self, timeout_s: float) -> None:
+        await asyncio.gather(*(running.stop(timeout_s) for running in tuple(self._runs)))
         if not self._running:
             return
         self._running = False
@@ -208,37 +223,70 @@ class SimpleConsumer:
         check_times_or_zero(wait_s=wait_s)
         check_times(invisible_s=invisible_s)
         self._check_running()
-        targets = await self._targets()
         now = self.session.clock.monotonic
         deadline = now() + wait_s
+        targets = await self._targets()
+        next_request = 0.0
         while True:
-            for target in targets:
-                # With one broker the long poll is part of the request.
-                poll_s = min(deadline - now(), ASSIGNMENT_S) if len(targets) == 1 else 0.0
-                messages = await self._pop(target, count_max, invisible_s, max(poll_s, 0.0))
-                if messages:
-                    return messages
+            # With one broker the long poll is part of the request.
+            poll_s = max(0.0, min(deadline - now(), ASSIGNMENT_S)) if len(targets) == 1 else 0.0
+            if messages := await self._pop_any(targets, count_max, invisible_s, poll_s):
+                return messages
             if now() >= deadline or not self._running:
                 return []
+            await asyncio.sleep(min(deadline, next_request) - now())
+            next_request = now() + (EMPTY_RECEIVE_S if targets else FAILED_RECEIVE_S)
+            ready: list[QueueRef] = []
             if len(targets) > 1:
-                wait = min(deadline - now(), ASSIGNMENT_S)
-                targets = await self._targets_with_messages(targets, wait) or await self._targets()
-            else:
-                if not targets:
-                    await asyncio.sleep(min(deadline - now(), FAILED_RECEIVE_S))
-                targets = await self._targets()
+                ready = await self._targets_with_messages(targets, min(deadline - now(), ASSIGNMENT_S))
+            targets = ready or await self._targets()
 
     def _check_running(self) -> None:
         if not self._running:
             raise NotRunningError(f"the consumer of {self.group} is not running: use `async with`, or call `start`")
 
+    async def _pop_any(
+        self, targets: Sequence[QueueRef], count_max: int, invisible_s: float, poll_s: float
+    ) -> list[StoredMessage]:
+        """Return messages of the first target that has some. A broker that fails does not hold up the others.
+
+        Raises:
+            SkyrouteError: all targets failed.
+        """
+        failures: list[SkyrouteError] = []
+        for target in targets:
+            try:
+                if messages := await self._pop(target, count_max, invisible_s, poll_s):
+                    return messages
+            except SkyrouteError as error:
+                failures.append(error)
+                await self._failed(target, error)
+        if failures and len(failures) == len(targets):
+            raise failures[-1]
+        return []
+
+    async def _failed(self, target: QueueRef, error: SkyrouteError) -> None:
+        """Log a failed request, and read the route again if the broker may have moved."""
+        if not self._running:
+            return
+        suppressed = self._failures.suppressed(target.broker_name, self.session.clock.monotonic())
+        if suppressed is not None:
+            log.warning("receive failed from=%s cause=%s suppressed=%d", target, error, suppressed)
+        if error.stale_route or isinstance(error, RemotingError):
+            with suppress(SkyrouteError):
+                await self.session.routes.refresh(target.topic)
+
     async def _pop(self, target: QueueRef, count_max: int, invisible_s: float, poll_s: float) -> list[StoredMessage]:
+        subscription = self._subscriptions.get(target.topic)
+        if subscription is None:  # unsubscribed meanwhile
+            return []
         if self._ordered:
             self._attempts.setdefault(target, uuid.uuid4().hex)
-        question = self._question(target, count_max, invisible_s, poll_s)
+        question = self._question(target, subscription, count_max, invisible_s, poll_s)
         messages = await calls.pop(self.session, target.broker_name, question)
         self._attempts.pop(target, None)
-        return await self._accepted(target.topic, messages)
+        self._failures.works_again(target.broker_name)
+        return await self._accepted(subscription, messages)
 
     async def _targets(self) -> list[QueueRef]:
         """Return where to receive from, in another order each time; [] if a broker assigned nothing yet."""
@@ -271,7 +319,8 @@ class SimpleConsumer:
         until, known = self._assignments.get(topic, (0.0, all_queues))
         if now < until:
             return known
-        broker_name = all_queues[self._turn % len(all_queues)].broker_name
+        names = [queue.broker_name for queue in all_queues]
+        broker_name = names[self._turn % len(names)]
         try:
             found = await calls.query_assignment(self.session, broker_name, self.group, topic)
         except SkyrouteError as error:
@@ -279,12 +328,14 @@ class SimpleConsumer:
         else:
             if found is not None:  # else the member keeps its queues
                 is_pop = all(assignment.mode == POP_MODE for assignment in found)
-                known = [assignment.queue for assignment in found] if is_pop else all_queues
+                assigned = [one.queue for one in found if one.queue.topic == topic and one.queue.broker_name in names]
+                known = list(dict.fromkeys(assigned)) if is_pop else all_queues
         self._assignments[topic] = (now + (ASSIGNMENT_S if known else FAILED_RECEIVE_S), known)
         return known
 
-    def _question(self, target: QueueRef, count_max: int, invisible_s: float, poll_s: float) -> PopQuestion:
-        subscription = self._subscriptions[target.topic]
+    def _question(
+        self, target: QueueRef, subscription: Subscription, count_max: int, invisible_s: float, poll_s: float
+    ) -> PopQuestion:
         return PopQuestion(
             self.group,
             target.topic,
@@ -316,23 +367,39 @@ class SimpleConsumer:
             ): target
             for target in targets
         }
+        deadline = self.session.clock.monotonic() + wait_s
+        pending = set(waiting)
+        ready: list[QueueRef] = []
         try:
-            ready, _ = await asyncio.wait(waiting, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            while pending and not ready:
+                left_s = max(0.0, deadline - self.session.clock.monotonic())
+                done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    break
+                for task in done:
+                    error = task.exception()
+                    if isinstance(error, SkyrouteError):
+                        await self._failed(waiting[task], error)
+                    elif task.result():
+                        ready.append(waiting[task])
         finally:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-        return [waiting[task] for task in ready if task.result()]
+        return ready
 
-    async def _accepted(self, topic: str, messages: list[StoredMessage]) -> list[StoredMessage]:
+    async def _accepted(self, subscription: Subscription, messages: list[StoredMessage]) -> list[StoredMessage]:
         """Return the messages that match the subscription: brokers compare only the hash of a tag."""
-        wanted = frozenset(self._subscriptions[topic].tags)
+        topic, wanted = subscription.topic, frozenset(subscription.tags)
         accepted: list[StoredMessage] = []
         for message in messages:
             if not wanted or message.tag in wanted:
                 accepted.append(message.replace(topic=without_namespace(self.session.namespace, topic)))
-            else:
+                continue
+            try:
                 await calls.ack(self.session, self.group, topic, message)
+            except SkyrouteError as error:
+                log.warning("unwanted message not acknowledged message=%s cause=%s", message.message_id, error)
         return accepted
 
     # ------------------------------------------------------------------------------------------------------- receipts
@@ -393,110 +460,27 @@ class SimpleConsumer:
         check_times(invisible_s=invisible_s)
         self._check_running()
         await self._targets()
-        free = asyncio.Semaphore(concurrency)
-        async with asyncio.TaskGroup() as tasks:
-            while self._running:
-                await free.acquire()
-                free.release()
-                try:
-                    messages = await self.receive(min(concurrency, POP_COUNT_MAX), invisible_s=invisible_s)
-                except SkyrouteError as error:
-                    if self._running:
-                        await self._pause_after(error)
-                    continue
-                for batch in self._batches(messages):
-                    tasks.create_task(self._handle_batch(handler, _Kept(self, batch, invisible_s), retries_max, free))
-
-    async def _pause_after(self, error: SkyrouteError) -> None:
-        suppressed = self._failures.suppressed(self.group, self.session.clock.monotonic())
-        if suppressed is not None:
-            log.warning("receive failed group=%s cause=%s suppressed=%d", self.group, error, suppressed)
-        await asyncio.sleep(FAILED_RECEIVE_S)
-
-    def _batches(self, messages: Iterable[StoredMessage]) -> list[list[StoredMessage]]:
-        """Return messages that are handled one after the other: those of a queue if ordered, else single ones."""
-        if not self._ordered:
-            return [[message] for message in messages]
-        by_queue: dict[tuple[str, str, int], list[StoredMessage]] = {}
-        for message in messages:
-            by_queue.setdefault((message.topic, message.broker_name, message.queue_id), []).append(message)
-        return [sorted(batch, key=lambda message: message.queue_offset) for batch in by_queue.values()]
-
-    async def _handle_batch(self, handler: Handler, kept: "_Kept", retries_max: int, free: asyncio.Semaphore) -> None:
-        async with free:
-            renewal = asyncio.ensure_future(kept.renew())
-            try:
-                for at in range(len(kept.messages)):
-                    if not await self._handle(handler, kept, at, retries_max):
-                        return
-            finally:
-                renewal.cancel()
-                await asyncio.gather(renewal, return_exceptions=True)
-
-    async def _handle(self, handler: Handler, kept: "_Kept", at: int, retries_max: int) -> bool:
-        """Call the handler with one message of a batch; return whether the messages behind it may follow."""
-        message = kept.messages[at]
+        running = HandlerCalls(
+            self,
+            self.group,
+            handler,
+            self.session.clock.monotonic,
+            concurrency=concurrency,
+            invisible_s=invisible_s,
+            retries_max=retries_max,
+            ordered=self._ordered,
+        )
+        self._runs.add(running)
         try:
-            await _call(handler, message)
-        except Exception:
-            log.warning("handler failed group=%s message=%s", self.group, message.message_id, exc_info=True)
-            if message.reconsume_times >= retries_max and await self._make_dead_letter(message):
-                kept.done = at + 1
-                await self._note("message not acknowledged", self.ack(kept.messages[at]), message)
-                return True
-            delay_s = RETRY_DELAYS_S[min(message.reconsume_times, len(RETRY_DELAYS_S) - 1)]
-            kept.done = len(kept.messages)
-            for later in kept.messages[at:]:
-                await self._note("message not delayed", self.change_invisible_time(later, delay_s), later)
-            return False
-        kept.done = at + 1
-        await self._note("message not acknowledged", self.ack(kept.messages[at]), message)
-        return True
+            await running.run()
+        finally:
+            self._runs.discard(running)
 
-    async def _make_dead_letter(self, message: StoredMessage) -> bool:
-        """Return whether a broker has moved a copy of a message to the dead-letter queue."""
-        try:
-            await calls.make_dead_letter(self.session, self.group, self._full(message), message)
-        except SkyrouteError as error:
-            log.warning("no dead letter group=%s message=%s cause=%s", self.group, message.message_id, error)
-            return False
-        return True
+    async def make_dead_letter(self, message: StoredMessage) -> None:
+        """Store a copy of a received message in the dead-letter queue of the group. It is not acknowledged.
 
-    async def _note(self, failed: str, call: Awaitable[object], message: StoredMessage) -> None:
-        """Log a failed request: the message comes again when it becomes visible."""
-        try:
-            await call
-        except SkyrouteError as error:
-            log.warning("%s group=%s message=%s cause=%s", failed, self.group, message.message_id, error)
-
-
-class _Kept:
-    """Messages that are being handled, and the renewal of their invisible time."""
-
-    def __init__(self, consumer: SimpleConsumer, messages: list[StoredMessage], invisible_s: float) -> None:
-        self._consumer = consumer
-        self._invisible_s = invisible_s
-        self.messages = messages
-        """With their newest receipts."""
-        self.done = 0
-        """Number of messages that were handled."""
-
-    async def renew(self) -> None:
-        """Renew the invisible time at half of it, until cancelled."""
-        while True:
-            await asyncio.sleep(self._invisible_s / 2)
-            for at in range(self.done, len(self.messages)):
-                message = self.messages[at]
-                try:
-                    renewed = await self._consumer.change_invisible_time(message, self._invisible_s)
-                except SkyrouteError as error:
-                    log.warning("invisible time not renewed message=%s cause=%s", message.message_id, error)
-                else:
-                    self.messages[at] = renewed
-
-
-async def _call(handler: Handler, message: StoredMessage) -> Any:
-    if inspect.iscoroutinefunction(handler):
-        return await handler(message)
-    result = await asyncio.to_thread(handler, message)
-    return await result if inspect.isawaitable(result) else result
+        Raises:
+            As `ack`.
+        """
+        self._check_running()
+        await calls.make_dead_letter(self.session, self.group, self._full(message), message)

@@ -38,6 +38,9 @@ ACKS_MAX: Final = 10_000
 RECEIPT_CHARS_MAX: Final = 1_024
 """Maximum length of a receipt."""
 
+ANSWER_CHARS_MAX: Final = 65_536
+"""Maximum length of each list of queues and offsets in the response to a pop."""
+
 _PIECE_QUEUES: Final = 512
 _INT64_MAX: Final = (1 << 63) - 1
 _RECEIPT_FIELDS: Final = 8
@@ -301,26 +304,23 @@ def decode_pop_answer(response: Response) -> PopAnswer:
         rest = optional_int(fields, "restNum", 0, _INT64_MAX)
         return PopAnswer(PopStatus.POLLING_FULL if full else PopStatus.NOT_FOUND, rest_count=rest)
     starts = {
-        (flag, queue): _number("startOffsetInfo", start)
-        for flag, queue, start in _triples(fields.get("startOffsetInfo", ""), "startOffsetInfo")
+        (flag, queue): _number("startOffsetInfo", start) for flag, queue, start in _triples(fields, "startOffsetInfo")
     }
     batches = []
-    for flag, queue, offsets in _triples(fields.get("msgOffsetInfo", ""), "msgOffsetInfo"):
+    for flag, queue, offsets in _triples(fields, "msgOffsetInfo"):
         if (flag, queue) not in starts:
-            raise FieldError(f"msgOffsetInfo has queue {queue!r}, startOffsetInfo does not")
+            raise FieldError(f"msgOffsetInfo has queue {queue[:80]!r}, startOffsetInfo does not")
         queue_id = _number("msgOffsetInfo", queue)
         found = tuple(_number("msgOffsetInfo", offset) for offset in offsets.split(","))
         batches.append(PoppedBatch(flag, queue_id, starts[flag, queue], found))
     counts: dict[tuple[RetryFlag, int, int | None], int] = {}
-    for flag, key, count in _triples(fields.get("orderCountInfo", ""), "orderCountInfo"):
+    for flag, key, count in _triples(fields, "orderCountInfo"):
         queue, _, offset = key.removeprefix("qo").partition("%")
         at = _number("orderCountInfo", offset) if offset else None
         counts[flag, _number("orderCountInfo", queue), at] = _number("orderCountInfo", count)
     return PopAnswer(
         PopStatus.FOUND,
-        required_int(fields, "popTime"),
-        required_int(fields, "invisibleTime"),
-        required_int32(fields, "reviveQid"),
+        *_visibility(fields),
         required_int(fields, "restNum"),
         tuple(batches),
         counts,
@@ -328,7 +328,19 @@ def decode_pop_answer(response: Response) -> PopAnswer:
     )
 
 
-def _triples(text: str, name: str) -> Iterable[tuple[RetryFlag, str, str]]:
+def _visibility(fields: Mapping[str, str]) -> tuple[int, int, int]:
+    """Return the pop time, the invisible time and the revive queue of a response."""
+    popped, invisible = required_int(fields, "popTime"), required_int(fields, "invisibleTime")
+    revive = required_int32(fields, "reviveQid")
+    if min(popped, invisible, revive) < 0 or popped + invisible > _INT64_MAX:
+        raise FieldError(f"popTime={popped} invisibleTime={invisible} reviveQid={revive}: out of range")
+    return popped, invisible, revive
+
+
+def _triples(fields: Mapping[str, str], name: str) -> Iterable[tuple[RetryFlag, str, str]]:
+    text = fields.get(name) or ""
+    if len(text) > ANSWER_CHARS_MAX:
+        raise FieldError(f"{name} has {len(text)} characters (expected at most {ANSWER_CHARS_MAX})")
     for entry in text.split(";") if text else ():
         parts = entry.split(" ")
         if len(parts) != 3 or parts[0] not in ("0", "1", "2"):
@@ -337,7 +349,10 @@ def _triples(text: str, name: str) -> Iterable[tuple[RetryFlag, str, str]]:
 
 
 def _number(name: str, text: str) -> int:
-    return required_int({name: text}, name)
+    number = required_int({name: text}, name)
+    if number < 0:
+        raise FieldError(f"{name} is {number}: expected a number from 0 up")
+    return number
 
 
 # -------------------------------------------------------------------------------------------------------------- acks
@@ -537,9 +552,7 @@ def decode_changed(response: Response, change: InvisibleTimeChange) -> Receipt:
     fields, old = response.fields or {}, change.ack.receipt
     return Receipt(
         change.ack.offset,
-        required_int(fields, "popTime"),
-        required_int(fields, "invisibleTime"),
-        required_int32(fields, "reviveQid"),
+        *_visibility(fields),
         old.retry,
         old.broker_name,
         old.queue_id,
