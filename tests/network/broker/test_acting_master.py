@@ -9,6 +9,7 @@ from skyroute.broker.broker import Broker
 from skyroute.broker.replication import slave as slave_module
 from skyroute.clock import SystemClock
 from skyroute.message.reserved_topics import HALF_TOPIC
+from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import found_bodies, pull, send
 from tests.network.broker.clusters import Cluster
@@ -132,3 +133,44 @@ async def test_a_slave_does_not_act_while_its_master_sends_to_it(empty_cluster: 
         channel.abort()  # the name server takes the master for dead
     await acting_of(slave).look()
     assert not acting_of(slave).is_acting
+
+
+async def test_a_message_that_no_other_group_takes_holds_up_no_other_and_goes_to_the_master(
+    empty_cluster: Cluster,
+) -> None:
+    cluster = empty_cluster
+    other = await start_other(cluster)
+    master, slave = await start_pair(cluster)
+    master.components.topics.put(TopicConfig("Only", 1, 1))
+    line = await cluster.line(address=master.address)
+    request = send("Only", b"only", properties={"UNIQ_KEY": "ONLY", "DELAY": "2"})
+    assert (await line.call(request)).code == ResponseCode.SUCCESS
+    assert (await line.call(keyed(b"behind", DELAY="2"))).code == ResponseCode.SUCCESS
+    await is_followed(master, slave)
+    await cluster.kill(master)
+    await eventually(lambda: bodies(other.components.store) == [b"behind"], "another broker has the second message")
+    await eventually(lambda: acting_of(slave).escape.waiting_count == 1, "the first one waits")
+    master = await cluster.start_live(**SETTINGS)
+    assert bodies(master.components.store, "Only") == [b"only"]
+    assert bodies(master.components.store, "T") == []
+    assert {first for first, end in master.components.delays.offsets().values() if first != end} == set()
+
+
+async def test_a_half_message_that_is_on_its_way_when_the_master_returns_is_not_handed_over_twice(
+    empty_cluster: Cluster,
+) -> None:
+    cluster = empty_cluster
+    other = await cluster.start_live(
+        name="broker-b", **SETTINGS, broker_role="SYNC_MASTER", in_sync_replicas=2, slave_timeout_s=0.4
+    )
+    await cluster.add_topic("T")
+    master, slave = await start_pair(cluster)
+    line = await cluster.line(address=master.address)
+    assert (await line.call(keyed(b"half", TRAN_MSG="true", PGROUP="p"))).code == ResponseCode.SUCCESS
+    await is_followed(master, slave)
+    await cluster.kill(master)
+    # The other broker has stored it, and responds only after `slaveTimeout`.
+    await eventually(lambda: bodies(other.components.store, HALF_TOPIC) == [b"half"])
+    await acting_of(slave).stand_down()
+    master = await cluster.start_live(**SETTINGS)
+    assert master.components.transactions.open_count == 0

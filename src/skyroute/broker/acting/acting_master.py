@@ -6,6 +6,7 @@ It acts while it has the smallest id of its group at the name servers and receiv
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from skyroute.broker.acting.escape import EscapeWriter
@@ -87,6 +88,8 @@ class ActingMaster:
         self._sending = Background()
         self._changing = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._ends_hand_over = asyncio.Event()
+        self._handed_over = asyncio.Event()
         self._returns_until: float | None = None
         self._has_master = False
         self.is_acting = False
@@ -133,11 +136,11 @@ class ActingMaster:
         elif not acts:
             await self.stand_down()
 
-    async def hand_over(self) -> None:
+    async def hand_over(self, master_address: str | None) -> None:
         """Stop acting, because the master returns: it takes over the progress before it registers."""
         self._has_master = False
         self._returns_until = self._monotonic() + RETURN_S
-        await self.stand_down()
+        await self.stand_down(master_address)
 
     async def _begin(self) -> None:
         async with self._changing:
@@ -155,28 +158,42 @@ class ActingMaster:
             self._work.spawn(self._timers.run())
             if self._config.timers_enabled:
                 self._work.spawn(self._revival.run())
+            self._ends_hand_over.clear()
+            self._handed_over.clear()
             self._work.spawn(self._hand_over_transactions())
 
     async def _hand_over_transactions(self) -> None:
-        """Send the open transactions to other brokers, which check them with their producers."""
+        """Send the open transactions to other brokers, which check them with their producers.
+
+        One whose topic no other group has waits for the master, and so do those behind it: progress has no gaps.
+        """
         sent = 0
-        for draft in self._transactions.hand_over():
-            if not self.escape.was_delivered(draft):
-                await self.escape.send(draft)
-                sent += 1
+        try:
+            for draft in self._transactions.hand_over():
+                if not self.escape.was_delivered(draft):
+                    if not await self.escape.send(draft, self._ends_hand_over):
+                        break
+                    sent += 1
+        finally:
+            self._handed_over.set()
         if sent:
             log.info("open transactions sent to other brokers count=%d", sent)
+            await self._offsets.table_file.save()  # so that a restart does not send them again
 
     async def kill(self) -> None:
         """Stop as a crash does, without writing."""
         await self._work.end()
         await self._sending.end()
 
-    async def stand_down(self) -> None:
-        """Stop acting, and save the progress."""
+    async def stand_down(self, master_address: str | None = None) -> None:
+        """Stop acting, and save the progress. A returning master gets what no other broker has taken."""
         async with self._changing:
             if not self.is_acting:
                 return
+            self._ends_hand_over.set()
+            with suppress(TimeoutError):  # a send that is cancelled may have been stored, and would be repeated
+                async with asyncio.timeout(DRAIN_S):
+                    await self._handed_over.wait()
             await self._work.end()
             # Check points that were due, of messages that become visible a second later.
             now_ms = self._appender.now_ms()
@@ -186,14 +203,17 @@ class ActingMaster:
                     if self._revival.step(early_ms) > early_ms:
                         break
                     await asyncio.sleep(0)
-            if await self.escape.drain(DRAIN_S):
+            is_complete = await self.escape.drain(DRAIN_S)
+            await self._sending.end()
+            if not is_complete and master_address is not None:
+                is_complete = await self.escape.give_back(master_address)
+            if is_complete:
                 self._delays.note_all()
                 save_timers = self._timers.close
             else:
                 log.warning("messages not sent to another broker yet, the master delivers them: %r", self.escape)
                 self._delays.note(now_ms)
                 save_timers = None
-            await self._sending.end()
             self._appender.escape = None
             self.is_acting = False
             try:

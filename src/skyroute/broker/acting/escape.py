@@ -1,9 +1,13 @@
-"""Sends what an acting master must write to another broker group of the cluster: its own log is its master's."""
+"""Sends what an acting master must write to another broker group of the cluster: its own log is its master's.
+
+Each topic has its own line of messages: one that no other group takes holds up only those of its topic.
+"""
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Final
 
@@ -27,14 +31,17 @@ from skyroute.message.reserved_topics import TIMER_TOPIC, is_retry_topic
 from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.routing.topology import MASTER_ID, Permission, TopicRoute
 from skyroute.wire.calls.send import SENT_CODES, encode_send
+from skyroute.wire.command import Request
 
 log = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 1_000
-"""Messages that wait for another broker; beyond, delivery pauses."""
+"""Messages that wait for another broker, of all topics; beyond, delivery pauses."""
 PAUSE_FIRST_S: Final = 0.2
 PAUSE_MAX_S: Final = 5.0
 """Pause after a failed send: the first, and the longest."""
+GIVE_BACK_S: Final = 3.0
+"""Time limit of a send to the returning master."""
 GROUP: Final = "CID_RMQ_SYS_ESCAPE"
 """Producer group of messages that have none."""
 LOOK_BACK_MS: Final = 60_000
@@ -51,7 +58,7 @@ class EscapeFullError(StorageError):
 
 
 class EscapeWriter:
-    """Sends messages in their order. A message that cannot be sent is tried again until it is."""
+    """Sends the messages of each topic in their order. A message that cannot be sent is tried again until it is."""
 
     def __init__(
         self,
@@ -70,27 +77,36 @@ class EscapeWriter:
         self._now_ms = now_ms
         self._since_ms = 0
         self._turns = count()
-        self._waiting: deque[tuple[int, Draft]] = deque()
-        """Messages with their numbers, in the order of acceptance."""
+        self._waiting: dict[str, deque[tuple[int, Draft]]] = {}
+        """By topic, messages with their numbers, in the order of acceptance."""
+        self._retries: dict[str, tuple[float, float]] = {}
+        """By topic whose first message could not be sent: time of the next try, and the pause before it."""
         self._changed = asyncio.Event()
-        self._emptied = asyncio.Event()
+        self._idle = asyncio.Event()
+        """Set while each waiting message has been tried in vain."""
         self._accepted = 0
         self.sent = 0
         """Messages sent since the start of this process."""
-        self._is_stuck = False
 
     def __repr__(self) -> str:
-        return f"<EscapeWriter waiting={len(self._waiting)} sent={self.sent}>"
+        return f"<EscapeWriter waiting={self.waiting_count} not_taken={sorted(self._retries)[:3]} sent={self.sent}>"
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of messages that no other broker has yet."""
+        return sum(map(len, self._waiting.values()))
 
     def begin(self) -> None:
         """Start with an empty queue."""
         self._waiting.clear()
-        self._emptied.set()
+        self._retries.clear()
+        self._idle.set()
         self._since_ms = self._now_ms() - LOOK_BACK_MS
 
     def delivered(self) -> tuple[int, int]:
         """Return the number of messages accepted so far, and up to which number other brokers have them."""
-        return self._accepted, self._waiting[0][0] - 1 if self._waiting else self._accepted
+        first = min((line[0][0] for line in self._waiting.values()), default=self._accepted + 1)
+        return self._accepted, first - 1
 
     def put(self, draft: Draft) -> None:
         """Accept a due message for another broker.
@@ -98,16 +114,17 @@ class EscapeWriter:
         Raises:
             EscapeFullError: too many messages wait.
         """
-        if len(self._waiting) >= WAITING_MAX:
-            raise EscapeFullError(f"{len(self._waiting)} messages wait for another broker of the cluster")
+        if (waiting := self.waiting_count) >= WAITING_MAX:
+            raise EscapeFullError(f"{waiting} messages wait for another broker of the cluster")
         self._accepted += 1
         if draft.topic == self._revive_topic:
             return  # the table of popped messages has it already
         due = _due(draft)
         if not self.was_delivered(due):
-            self._waiting.append((self._accepted, due))
-            self._changed.set()
-            self._emptied.clear()
+            self._waiting.setdefault(due.topic, deque()).append((self._accepted, due))
+            if due.topic not in self._retries:
+                self._idle.clear()
+                self._changed.set()
 
     def was_delivered(self, draft: Draft) -> bool:
         """Return whether the master had stored the message of a draft shortly before it died."""
@@ -130,45 +147,108 @@ class EscapeWriter:
 
     async def run(self) -> None:
         """Send what was accepted, until cancelled."""
+        now = asyncio.get_running_loop().time
         while True:
-            while self._waiting:
-                await self.send(self._waiting[0][1])
-                self._waiting.popleft()
-            self._changed.clear()
-            self._emptied.set()
-            await self._changed.wait()
+            topic = self._next_topic(now())
+            if topic is None:
+                self._idle.set()
+                await self._sleep(now())
+                continue
+            line = self._waiting.pop(topic)
+            try:
+                self._waiting[topic] = line  # behind the other topics
+                await self._send(line[0][1])
+            except SkyrouteError as error:
+                self._pause(topic, now(), error)
+            else:
+                self._pop(topic)
+
+    def _pop(self, topic: str) -> None:
+        """Note that the first message of a topic is sent."""
+        self.sent += 1
+        self._retries.pop(topic, None)
+        self._waiting[topic].popleft()
+        if not self._waiting[topic]:
+            del self._waiting[topic]
+
+    def _next_topic(self, now: float) -> str | None:
+        for topic in self._waiting:
+            if topic not in self._retries or self._retries[topic][0] <= now:
+                return topic
+        return None
+
+    async def _sleep(self, now: float) -> None:
+        """Sleep until the next try, or until there is a message of another topic."""
+        self._changed.clear()
+        next_try = min((at for at, _ in self._retries.values()), default=None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if next_try is None else max(next_try - now, 0.0)):
+                await self._changed.wait()
+
+    def _pause(self, topic: str, now: float, error: SkyrouteError) -> None:
+        _, pause_s = self._retries.get(topic, (0.0, 0.0))
+        if not pause_s:
+            log.warning("message not sent to another broker topic=%s reason=%s", topic, error)
+        pause_s = min(2 * pause_s, PAUSE_MAX_S) or PAUSE_FIRST_S
+        self._retries[topic] = now + pause_s, pause_s
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait until all accepted messages are sent; False after the timeout."""
-        try:
+        """Wait until all messages that another broker takes are sent; return whether all are."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._emptied.wait()
-        except TimeoutError:
-            return False
+                await self._idle.wait()
+        return not self._waiting
+
+    async def give_back(self, master_address: str) -> bool:
+        """Send what no other group has taken to the returning master, which does not schedule it again.
+
+        Call it after the end of `run`. Returns whether the master has all of it.
+        """
+        while self._waiting:
+            topic, line = next(iter(self._waiting.items()))
+            request = self._request(line[0][1], QueueRef(topic, self._identity.name, 0))
+            try:
+                response = await self._peers.call_address(master_address, request, GIVE_BACK_S)
+                if response.code not in SENT_CODES:
+                    raise RefusedError(response.code, response.remark or "no remark")
+            except SkyrouteError as error:
+                log.warning("message not given back to the master topic=%s reason=%s", topic, error)
+                return False
+            self._pop(topic)
         return True
 
-    async def send(self, draft: Draft) -> None:
-        """Send a message to another broker group, as often as needed."""
-        pause_s = PAUSE_FIRST_S
-        while True:
+    async def send(self, draft: Draft, ended: asyncio.Event) -> bool:
+        """Send a message to another broker group, as often as needed until `ended` is set; return whether one has it.
+
+        A send that has begun is completed: its message may be stored already.
+        """
+        pause_s, is_logged = PAUSE_FIRST_S, False
+        while not ended.is_set():
             try:
                 await self._send(draft)
             except SkyrouteError as error:
-                if not self._is_stuck:
+                if not is_logged:
                     log.warning("message not sent to another broker topic=%s reason=%s", draft.topic, error)
-                self._is_stuck = True
-                await asyncio.sleep(pause_s)
+                is_logged = True
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await ended.wait()
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
             else:
-                self._is_stuck = False
                 self.sent += 1
-                return
+                return True
+        return False
 
     async def _send(self, draft: Draft) -> None:
         queue = await self._choose(draft.topic)
-        group = find_property(draft.raw_properties, names.PRODUCER_GROUP) or GROUP
-        request = encode_send(
-            group,
+        response = await self._peers.call(queue.broker_name, self._request(draft, queue))
+        if response.code not in SENT_CODES:
+            raise RefusedError(response.code, f"{queue.broker_name}: {response.remark or 'no remark'}")
+
+    @staticmethod
+    def _request(draft: Draft, queue: QueueRef) -> Request:
+        return encode_send(
+            find_property(draft.raw_properties, names.PRODUCER_GROUP) or GROUP,
             queue,
             draft.body,
             properties=draft.raw_properties.decode("utf-8", "replace"),
@@ -177,9 +257,6 @@ class EscapeWriter:
             flag=draft.flag,
             reconsume_times=draft.reconsume_times,
         )
-        response = await self._peers.call(queue.broker_name, request)
-        if response.code not in SENT_CODES:
-            raise RefusedError(response.code, f"{queue.broker_name}: {response.remark or 'no remark'}")
 
     async def _choose(self, topic: str) -> QueueRef:
         """Return a queue of another broker group, a different one with each call.

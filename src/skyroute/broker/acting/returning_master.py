@@ -23,7 +23,7 @@ from skyroute.wire.fastjson import loads
 
 log = logging.getLogger(__name__)
 
-CALL_S: Final = 5.0
+CALL_S: Final = 10.0
 """Time limit of a request to a slave, which may have to stop its deliveries first."""
 _CHECK_POINT_BYTES: Final = 56
 

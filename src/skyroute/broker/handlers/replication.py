@@ -69,12 +69,12 @@ class ReplicationHandlers:
             if addresses.master_ha_address:
                 self.slave.set_master(addresses.master_address, addresses.master_ha_address)
                 if self.acting is not None:
-                    return OrderedResponse(self._hand_over(self.acting))
+                    return OrderedResponse(self._hand_over(self.acting, addresses.master_address))
             return Response()
         return encode_group_addresses(GroupAddresses(self.identity.address, self.ha_address(), self.log_end_at_start))
 
-    async def _hand_over(self, acting: ActingMaster) -> Response:
-        await acting.hand_over()
+    async def _hand_over(self, acting: ActingMaster, master_address: str | None) -> Response:
+        await acting.hand_over(master_address)
         return Response()
 
     def smallest_id_changed(self, _request: Request, _peer: Peer) -> Response:
