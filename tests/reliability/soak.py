@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import re
 import threading
 import time
+from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -47,7 +49,7 @@ async def soak(folder: Path, seconds: float) -> list[Outcome]:
         await workload.create_topics()
         faults = list[str]()
         samples: dict[str, list[tuple[float, Usage]]] = {"nameserver-1": [], "broker-1": []}
-        own: list[tuple[float, int, int]] = []
+        own: list[tuple[float, Counter[str], Counter[str]]] = []
         async with workload.running():
             began = time.monotonic()
             breaking = [
@@ -58,7 +60,7 @@ async def soak(folder: Path, seconds: float) -> list[Outcome]:
             while (at := time.monotonic() - began) < seconds:
                 samples["nameserver-1"].append((at, Usage.of(name_servers[0].pid)))
                 samples["broker-1"].append((at, Usage.of(brokers[0].pid)))
-                own.append((at, len(asyncio.all_tasks()), threading.active_count()))
+                own.append((at, _tasks(), _threads()))
                 await asyncio.sleep(SAMPLE_S)
                 for task in breaking:
                     if task.done():
@@ -99,13 +101,28 @@ async def soak(folder: Path, seconds: float) -> list[Outcome]:
     early_own, late_own = (
         [each for each in own if seconds * a <= each[0] < seconds * b] for a, b in ((0.2, 0.4), (0.8, 1.0))
     )
-    outcomes.append(
-        Outcome("clients: more tasks", max(e[1] for e in late_own) - max(e[1] for e in early_own), at_most=60)
-    )
-    outcomes.append(
-        Outcome("clients: more threads", max(e[2] for e in late_own) - max(e[2] for e in early_own), at_most=4)
-    )
+    for what, early_counts, late_counts, at_most in (
+        ("tasks", [each[1] for each in early_own], [each[1] for each in late_own], 60),
+        ("threads", [each[2] for each in early_own], [each[2] for each in late_own], 4),
+    ):
+        early_most, late_most = max(early_counts, key=Counter.total), max(late_counts, key=Counter.total)
+        more = ", ".join(f"{name} {count:+}" for name, count in (late_most - early_most).most_common(5))
+        outcomes += [
+            Outcome(f"clients: more {what}", late_most.total() - early_most.total(), at_most=at_most),
+            Outcome(f"clients: {what} of which there are more", more or "none"),
+        ]
     return outcomes
+
+
+def _tasks() -> Counter[str]:
+    """Return the number of running tasks by the name of their function."""
+    coroutines = [task.get_coro() for task in asyncio.all_tasks()]
+    return Counter(getattr(each, "__qualname__", "") or repr(each) for each in coroutines)
+
+
+def _threads() -> Counter[str]:
+    """Return the number of threads by name, without its number."""
+    return Counter(re.sub(r"[-_\d]*( \(.*)?$", "", thread.name) for thread in threading.enumerate())
 
 
 def _phases(series: list[tuple[float, Usage]], seconds: float) -> tuple[list[Usage], list[Usage]]:
