@@ -3,10 +3,15 @@ from typing import Any
 
 import pytest
 
+from skyroute.broker.handlers.groups import CHECKED_A_STEP
+from skyroute.remoting.dispatch import Peer
 from skyroute.wire.calls.groups import (
+    GROUP_BYTES_MAX,
+    POLICY_BYTES_MAX,
     GroupConfig,
     decode_group_config,
     decode_group_page,
+    decode_group_updates,
     encode_group_config_query,
     encode_group_deletion,
     encode_group_page_query,
@@ -66,6 +71,16 @@ async def test_a_created_group_is_saved_before_the_response(state: State) -> Non
             "no JSON form",
         ),
         (
+            encode_group_update(GroupConfig("g", retry_policy={"next": [1] * POLICY_BYTES_MAX})),
+            ResponseCode.SYSTEM_ERROR,
+            "groupRetryPolicy has",
+        ),
+        (
+            encode_group_update(GroupConfig("g"), {"x" * GROUP_BYTES_MAX: "red"}),
+            ResponseCode.SYSTEM_ERROR,
+            f"expected at most {GROUP_BYTES_MAX}",
+        ),
+        (
             Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b"{"),
             ResponseCode.SYSTEM_ERROR,
             "a group's settings",
@@ -77,6 +92,15 @@ async def test_invalid_groups_are_refused(state: State, request_: Request, code:
     assert response.code == code
     assert remark in (response.remark or "")
     assert state.groups.version.counter == 0
+
+
+def test_a_list_of_groups_is_checked_in_steps(state: State) -> None:
+    body = {"groupConfigList": [{"groupName": f"g{number}"} for number in range(4 * CHECKED_A_STEP)]}
+    request = Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=json.dumps(body).encode())
+    peer = Peer(1, "10.0.0.1:1")
+    steps = state.on_groups._put_all(decode_group_updates(request.body), peer)
+    assert len(list(steps)) == 4
+    assert len(state.groups.all()) >= 4 * CHECKED_A_STEP
 
 
 async def test_several_groups_are_created_together_or_not_at_all(state: State) -> None:

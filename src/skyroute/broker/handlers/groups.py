@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
@@ -54,6 +55,9 @@ from skyroute.wire.fields import required_name
 
 log = logging.getLogger(__name__)
 
+CHECKED_A_STEP: Final = 25
+"""Groups of a list checked in one step, each with a retry policy of any allowed size."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupHandlers:
@@ -79,15 +83,15 @@ class GroupHandlers:
         check_list_size(request)
         return OrderedResponse(self._update_many(decode_group_updates(request.body), peer))
 
-    async def _update_many(self, updates: Sequence[GroupUpdate], peer: Peer) -> Response:
+    async def _update_many(self, updates: Iterable[GroupUpdate], peer: Peer) -> Response:
         await self.step_runner.run(self._put_all(updates, peer))
         return await self._save()
 
-    def _put_all(self, updates: Sequence[GroupUpdate], peer: Peer) -> Generator[None, None, None]:
+    def _put_all(self, updates: Iterable[GroupUpdate], peer: Peer) -> Generator[None, None, None]:
         configs: list[GroupConfig] = []
         for update in updates:
             configs.append(self._checked(update))
-            if len(configs) % STEP_PARTS == 0:
+            if len(configs) % CHECKED_A_STEP == 0:
                 yield
         for number, config in enumerate(configs, 1):
             self._put(config, peer)

@@ -14,6 +14,14 @@ from skyroute.wire.errors import BodyError
 from skyroute.wire.fields import is_name, optional_int, required_name, truth
 from skyroute.wire.queue_maps import by_queue, decode_with_queue_keys, write_legacy
 
+GROUP_BYTES_MAX: Final = 64 * 1024
+"""Maximum size of a request with the settings of one group."""
+
+POLICY_BYTES_MAX: Final = 1024
+"""Maximum size of a retry policy; one of 16 delays has less than 200 bytes."""
+
+_DEFAULT_POLICY: Final = {"type": "CUSTOMIZED"}
+
 
 class GroupConfig(
     msgspec.Struct,
@@ -44,7 +52,7 @@ class GroupConfig(
     ordered: bool = False
     retry_queues: Int32 = 1
     retry_times_max: Int32 = 16
-    retry_policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "CUSTOMIZED"})
+    retry_policy: dict[str, Any] = msgspec.field(default_factory=lambda: dict(_DEFAULT_POLICY))
     """Retry policy, in Java's JSON."""
     broker_id: Int64 = 0
     """Broker id to read from."""
@@ -84,25 +92,35 @@ def decode_group_update(body: bytes) -> GroupUpdate:
         BodyError: it is invalid.
         FieldError: a change of an attribute is malformed.
     """
+    if len(body) > GROUP_BYTES_MAX:
+        raise BodyError(f"a group's settings of {len(body)} bytes (expected at most {GROUP_BYTES_MAX})")
     return _update_of(read_request(body, GroupConfig, "a group's settings"))
 
 
-def decode_group_updates(body: bytes) -> list[GroupUpdate]:
-    """Decode the new settings of many groups.
+def decode_group_updates(body: bytes) -> Iterator[GroupUpdate]:
+    """Decode the new settings of many groups: the body at the first step, one group at each.
 
     Raises:
         BodyError: it is invalid.
         FieldError: a change of an attribute is malformed.
     """
-    return [_update_of(config) for config in read_request(body, _GroupUpdates, "a list of groups").group_config_list]
+    yield from map(_update_of, read_request(body, _GroupUpdates, "a list of groups").group_config_list)
 
 
 def _update_of(config: GroupConfig) -> GroupUpdate:
+    if config.retry_policy != _DEFAULT_POLICY:
+        _check_policy(config.retry_policy)
+    return GroupUpdate(msgspec.structs.replace(config, attributes={}), unsign_attributes(config.attributes))
+
+
+def _check_policy(policy: Mapping[str, Any]) -> None:
+    size = len(msgspec.json.encode(policy))
+    if size > POLICY_BYTES_MAX:
+        raise BodyError(f"not a group's settings: groupRetryPolicy has {size} bytes (expected {POLICY_BYTES_MAX})")
     try:
-        write_legacy(msgspec.to_builtins(config))
+        write_legacy(policy)
     except TypeError as error:
         raise BodyError(f"not a group's settings: {error}") from None
-    return GroupUpdate(msgspec.structs.replace(config, attributes={}), unsign_attributes(config.attributes))
 
 
 def encode_group_deletion(group: str, *, with_offsets: bool) -> Request:
