@@ -207,6 +207,8 @@ class Roles:
             RefusedError: fewer are than `minInSyncReplicas`.
         """
         least = self._config.min_in_sync_replicas
+        if least <= 1 and self.mode.is_master:
+            return
         in_sync = self.mode.in_sync_count
         if in_sync < least:
             raise RefusedError(

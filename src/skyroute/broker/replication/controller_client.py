@@ -75,21 +75,39 @@ class ControllerClient:
             RemotingError: none of them knows.
         """
         reasons = []
-        for address in dict.fromkeys(filter(None, (self.leader, *self._addresses))):
-            try:
-                response = await self._call_at(address, encode_controllers_query())
-                leader = decode_controllers(response).leader_address
-            except SkyrouteError as error:
-                reasons.append(f"{address}: {error}")
-                continue
-            if leader:
+        addresses = tuple(dict.fromkeys(filter(None, (self.leader, *self._addresses))))
+        asked = [asyncio.get_running_loop().create_task(self._ask_leader(address)) for address in addresses]
+        try:
+            for response in asyncio.as_completed(asked):  # all at once: one that does not respond costs no time
+                try:
+                    leader = await response
+                except SkyrouteError as error:
+                    reasons.append(str(error))
+                    continue
                 if leader != self.leader:
                     log.info("controller found address=%s", leader)
                 self.leader = leader
                 return
-            reasons.append(f"{address}: no controller leads")
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
         self.leader = ""
         raise ConnectError(f"no leading controller ({'; '.join(reasons) or 'controllerAddr is empty'})")
+
+    async def _ask_leader(self, address: str) -> str:
+        try:
+            leader = decode_controllers(await self._call_at(address, encode_controllers_query())).leader_address
+        except SkyrouteError as error:
+            raise ConnectError(f"{address}: {error}") from error
+        if not leader:
+            raise ConnectError(f"{address}: no controller leads")
+        return leader
+
+    @property
+    def has_several(self) -> bool:
+        """Whether the leader may change."""
+        return len(self._addresses) > 1
 
     async def next_id(self, cluster: str, broker_name: str) -> int:
         """Return the id to apply for.
@@ -129,7 +147,7 @@ class ControllerClient:
         await self.connect_all()
         request = encode_replica_heartbeat(beat)
         for channel in self._channels.values():
-            if not channel.closed:
+            with suppress(RemotingError):
                 channel.send_oneway(request)
 
     async def _call(self, request: Request, accepted: tuple[int, ...] = (ResponseCode.SUCCESS,)) -> Response:

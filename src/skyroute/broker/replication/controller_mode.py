@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Protocol
 
 from skyroute.broker.config import BrokerConfig
@@ -272,13 +273,15 @@ class ControllerMode:
                 continue
             self._role_checks.clear()
             before = self.master_epoch
-            if not await self._check_role():
-                await self._check_role()  # the controller that led before may be gone
+            if self._client.has_several:
+                with suppress(SkyrouteError):  # the controller that led before may be gone
+                    await self._client.find_leader()
+            await self._check_role()
             if self.master_epoch == before:
                 await asyncio.sleep(NOTICE_GAP_S)
 
-    async def _check_role(self) -> bool:
-        """Take over the role that the controller says; return False if there was no response."""
+    async def _check_role(self) -> None:
+        """Take over the role that the controller says."""
         try:
             master, sync = await self._client.replica_info(self._identity.name)
             if master.broker_id is None and (master.master_epoch or 0) > self.master_epoch:
@@ -287,15 +290,14 @@ class ControllerMode:
             log.debug("role not known reason=%s", error)
             if error.code == ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST:
                 await self._register_again()
-            return True
+            return
         except (SkyrouteError, OSError) as error:
             log.debug("role not known reason=%s", error)
-            return False
+            return
         try:
             await self._apply(master, sync)
         except (SkyrouteError, OSError) as error:
             log.warning("role not changed, tried again epoch=%s reason=%s", master.master_epoch, error)
-        return True
 
     async def _elect_again(self) -> tuple[MasterFields, SyncStateFields]:
         """Ask for an election, because the group has lost its master; a master that is not elected again steps down."""
