@@ -102,9 +102,14 @@ def client_options(command: F) -> Any:
         secret_key: str | None,
         credentials_file: str | None,
         tls: bool,
+        tls_ca: str | None,
         **others: Any,
     ) -> Any:
         client: ClientArguments = {"tls": tls}
+        if tls_ca:
+            from skyroute.remoting.tls_settings import TlsClientSettings
+
+            client["tls"] = TlsClientSettings(enabled=True, auth_server=True, trust_cert_path=tls_ca)
         if access_key:
             from skyroute.client.session.signing import Credentials
 
@@ -116,7 +121,14 @@ def client_options(command: F) -> Any:
         return command(*args, client=client, **others)
 
     for option in (
-        click.option("--tls", is_flag=True, help="Connect with TLS; certificates are not verified."),
+        click.option(
+            "--tls-ca",
+            metavar="PATH",
+            envvar="SKYROUTE_TLS_CA",
+            show_envvar=True,
+            help="Connect with TLS; certificates must be of an authority in this PEM file.",
+        ),
+        click.option("--tls", is_flag=True, help="Connect with TLS; certificates are not verified without --tls-ca."),
         click.option(
             "--credentials-file",
             metavar="PATH",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from click.testing import CliRunner, Result
 
 from skyroute.broker.broker import Broker
@@ -118,3 +119,23 @@ def test_a_wrong_credentials_file_is_a_usage_error(tmp_path: Path) -> None:
     result = invoke(["listUser", "-b", "127.0.0.1:1", "--credentials-file", str(path)])
     assert result.exit_code == 2
     assert "has no secretKey" in result.stderr
+
+
+async def test_the_address_of_a_broker_is_enough(
+    broker: Broker, credentials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with mqadmin: no name server is asked."""
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    result = await asyncio.to_thread(CliRunner().invoke, admin, ["listUser", "-b", broker.address, "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [user["username"] for user in json.loads(result.stdout)] == ["root"]
+
+
+async def test_certificates_are_verified_with_the_authority_that_is_given(
+    broker: Broker, credentials: Path, tmp_path: Path
+) -> None:
+    missing = await run(broker, "listUser", "--tls-ca", str(tmp_path / "ca.pem"))
+    assert "trust file" in missing.stderr
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    other = await run(broker, "listUser", "--tls-ca", str(tmp_path / "ca.pem"))
+    assert (other.exit_code, "certificate verify failed" in other.stderr) == (1, True)

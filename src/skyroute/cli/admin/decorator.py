@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import logging
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -55,6 +56,8 @@ def admin_command(
             client["namespace"] = tenant
             if asks_controllers and name_servers is None:
                 name_servers = options["controllers"]  # a session needs an address; no name server is asked
+            elif name_servers is None and not os.environ.get("NAMESRV_ADDR"):
+                name_servers = options.get("broker")  # as with mqadmin, -b is enough for a request to one server
 
             async def work() -> int:
                 async with Admin(name_servers, **client) as admin:
