@@ -442,7 +442,8 @@ class Components:
             self.taken_log.drop_previous()
 
     async def _save_tables(self) -> None:
-        self.ordered_queues.clean(self._exist, self._now_ms())
+        for _ in self.ordered_queues.clean(self._exist, self._now_ms()):
+            await asyncio.sleep(0)
         tables = (self.topics, self.groups, self.request_modes, self.queue_mappings, self.ordered_queues)
         await save_all([table.table_file for table in tables])
 

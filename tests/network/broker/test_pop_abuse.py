@@ -222,3 +222,51 @@ async def test_bit_sets_of_what_was_not_popped_change_nothing(cluster: Cluster, 
     for body in lies:
         assert (await line.call(RequestCode.BATCH_ACK_MESSAGE, body=body)).code == 0
     assert cluster.broker.components.in_flight.message_count == 1
+
+
+async def test_waiting_pops_of_a_group_leave_room_for_others(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyroute.broker.pop.long_polling.WAITING_A_GROUP_MAX", 3)
+    monkeypatch.setattr("skyroute.broker.pop.long_polling.WAITING_CHARS_MAX", 100)
+    polling, other = cluster.broker.components.pop_polling, await cluster.line()
+    await cluster.add_topic("U", 1)
+    waiting = [await line.send(pop(queueId=queue_id, pollTime=15_000)) for queue_id in (-1, 0, 1)]
+    await eventually(lambda: len(polling) == 3)
+    assert (await other.call(pop("U", pollTime=15_000))).code == ResponseCode.POLLING_FULL
+    long = pop(consumerGroup="h", pollTime=15_000, exp="a" * 100)
+    assert (await other.call(long)).code == ResponseCode.POLLING_FULL
+    of_other = await line.send(pop(consumerGroup="h", pollTime=15_000, exp="0"))
+    await eventually(lambda: len(polling) == 4)
+    await fill(other, 2)  # the pops of queue 0 and of all queues get one each, at most
+    later(cluster, 16)
+    assert {(await line.answer(each)).code for each in waiting} == {0, ResponseCode.POLLING_TIMEOUT}
+    assert (await line.answer(of_other)).code == ResponseCode.POLLING_TIMEOUT
+    assert (len(polling), polling._keys, polling._groups, polling._chars) == (0, {}, {}, 0)
+
+
+async def test_waiting_pops_of_closed_connections_leave_nothing(cluster: Cluster, line: AsyncConnection) -> None:
+    polling = cluster.broker.components.pop_polling
+    for queue_id in (-1, 0, 1):
+        await line.send(pop(queueId=queue_id, pollTime=15_000))
+        fields = {"consumerGroup": "h", "topic": "T", "queueId": str(queue_id), "pollTime": "15000", "bornTime": "0"}
+        await line.send(RequestCode.NOTIFICATION, fields)
+    await eventually(lambda: len(polling) == 6)
+    await line.close()
+    await eventually(lambda: len(polling) == 0)
+    assert (polling._keys, polling._groups, polling._chars) == ({}, {}, 0)
+
+
+async def test_ordered_pops_of_a_group_leave_room_for_others(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyroute.broker.pop.ordered_queues.GROUP_QUEUES_MAX", 1)
+    await fill(line, 1)
+    assert (await line.call(send("T", b"1", queue_id=1))).code == 0
+    (first,) = await popped(line, order="true", queueId=0)
+    assert (await line.call(pop(order="true", queueId=1))).code == ResponseCode.SYSTEM_BUSY
+    assert len(await popped(line, order="true", queueId=1, consumerGroup="h")) == 1
+    assert len(await popped(line, order="true", queueId=0, attemptId="")) == 0  # it is blocked, not refused
+    await ack(line, first)
+    refused = await line.call(pop(order="true", attemptId="a" * 1_025))
+    assert (refused.code, "attemptId" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)

@@ -7,10 +7,9 @@ from typing import Final
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import TAG, Filter, subscription_filter
-from skyroute.broker.delivery.long_polling import SuspendedRequest
 from skyroute.broker.handlers.access_checks import MakeRecheck, Recheck
 from skyroute.broker.identity import Identity
-from skyroute.broker.pop.long_polling import PopKey, PopLongPolling
+from skyroute.broker.pop.long_polling import PopKey, PopLongPolling, SuspendedPop
 from skyroute.broker.pop.popping import Popped, Popping
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
@@ -59,13 +58,20 @@ TURN_COST: Final = 256
 _READ: Final = int(Permission.READ)
 
 
-class _WaitingPop(SuspendedRequest[PopKey]):
+class _WaitingPop(SuspendedPop):
     """A pop that waits. Each attempt checks it again: permissions and topics may have changed."""
 
     def __init__(
-        self, peer: Peer, key: PopKey, deadline: float, attempt: Callable[[], Response | None], recheck: Recheck | None
+        self,
+        peer: Peer,
+        key: PopKey,
+        deadline: float,
+        attempt: Callable[[], Response | None],
+        recheck: Recheck | None,
+        chars: int,
     ) -> None:
         super().__init__(peer, key, deadline)
+        self.chars = chars
         self._attempt = attempt
         self._recheck = recheck
 
@@ -128,10 +134,11 @@ class PopHandlers:
             return self._respond(found) if found.count else None
 
         key = (question.topic, question.group, question.queue_id)
-        if not self.long_polling.has_room(key):
+        chars = len(question.expression or "") + len(question.attempt_id or "")
+        if not self.long_polling.has_room(key, chars):
             return encode_pop_answer(PopAnswer(PopStatus.POLLING_FULL, rest_count=popped.rest))
         return self.long_polling.suspend(
-            _WaitingPop(peer, key, self._deadline(left_ms), attempt, self._recheck(request, peer))
+            _WaitingPop(peer, key, self._deadline(left_ms), attempt, self._recheck(request, peer), chars)
         )
 
     def _left_ms(self, born_at_ms: int, poll_ms: int) -> int:
@@ -340,10 +347,11 @@ class PopHandlers:
         key = (asked.topic, asked.group, asked.queue_id)
         if left_ms <= 0:
             return encode_notified(has_message=False)
-        if not self.long_polling.has_room(key):
+        chars = len(asked.expression or "") + len(asked.attempt_id or "")
+        if not self.long_polling.has_room(key, chars):
             return encode_notified(has_message=False, polling_full=True)
         return self.long_polling.suspend(
-            _WaitingNotification(peer, key, self._deadline(left_ms), attempt, self._recheck(request, peer))
+            _WaitingNotification(peer, key, self._deadline(left_ms), attempt, self._recheck(request, peer), chars)
         )
 
     def polling_info(self, request: Request, _peer: Peer) -> Response:

@@ -11,9 +11,20 @@ WAITING_MAX: Final = 100_000
 """Waiting pops of all groups."""
 WAITING_A_QUEUE_MAX: Final = 1_024
 """Waiting pops of one group for one queue, or for all queues of a topic."""
+WAITING_A_GROUP_MAX: Final = 20_000
+"""Waiting pops of one group: no group can take the room of all others."""
+WAITING_CHARS_MAX: Final = 1 << 26
+"""Characters of the filters and attempt ids of all waiting pops."""
 
 PopKey = tuple[str, str, int]
 """Topic, group and queue; queue -1 for all queues."""
+
+
+class SuspendedPop(SuspendedRequest[PopKey]):
+    """A pop that waits for a message."""
+
+    chars = 0
+    """Length of its filter and attempt id."""
 
 
 class PopLongPolling(WaitingRequests[PopKey]):
@@ -25,25 +36,41 @@ class PopLongPolling(WaitingRequests[PopKey]):
     def __init__(self, monotonic: Callable[[], float], arrivals: LongPolling) -> None:
         super().__init__(monotonic)
         self._arrivals = arrivals
-        self._keys: dict[str, dict[PopKey, None]] = {}
-        """Keys with waiting pops by the topics whose messages wake them: the topic and its retry topics."""
+        self._keys: dict[str, dict[int, dict[PopKey, None]]] = {}
+        """Keys with waiting pops by topic and queue whose messages wake them. All queues of retry topics are -1."""
+        self._groups: dict[str, int] = {}
+        """Waiting pops by group."""
+        self._chars = 0
 
-    def has_room(self, key: PopKey) -> bool:
-        """Return whether one more pop may wait."""
-        return len(self) < WAITING_MAX and self.waiting(key) < WAITING_A_QUEUE_MAX
+    def has_room(self, key: PopKey, chars: int = 0) -> bool:
+        """Return whether one more pop may wait, with a filter and an attempt id of so many characters."""
+        return (
+            len(self) < WAITING_MAX
+            and self.waiting(key) < WAITING_A_QUEUE_MAX
+            and self.waiting_of(key[1]) < WAITING_A_GROUP_MAX
+            and self._chars + chars <= WAITING_CHARS_MAX
+        )
+
+    def waiting_of(self, group: str) -> int:
+        """Return the number of waiting pops of a group."""
+        return self._groups.get(group, 0)
 
     def suspend(self, pull: SuspendedRequest[PopKey]) -> DeferredResponse:
-        for topic in _topics_of(pull.queue):
-            keys = self._keys.get(topic)
-            if keys is None:
-                keys = self._keys[topic] = {}
+        key = pull.queue
+        self._groups[key[1]] = self.waiting_of(key[1]) + 1
+        self._chars += _chars(pull)
+        for topic, queue_id in _wakers(key):
+            queues = self._keys.get(topic)
+            if queues is None:
+                queues = self._keys[topic] = {}
                 self._arrivals.watch(topic, self._message_arrived)
-            keys[pull.queue] = None
+            queues.setdefault(queue_id, {})[key] = None
         return super().suspend(pull)
 
     def _message_arrived(self, topic: str, queue_id: int) -> None:
-        for key in list(self._keys.get(topic, ())):
-            if topic != key[0] or key[2] in (-1, queue_id):
+        queues = self._keys.get(topic, {})
+        for waited in (-1, queue_id):
+            for key in list(queues.get(waited, ())):
                 self.check(key)
 
     def wake_topic(self, topic: str, group: str, queue_id: int) -> None:
@@ -67,15 +94,32 @@ class PopLongPolling(WaitingRequests[PopKey]):
 
     def _remove(self, pull: SuspendedRequest[PopKey]) -> None:
         super()._remove(pull)
-        if self.waiting(pull.queue):
+        key = pull.queue
+        self._chars -= _chars(pull)
+        self._groups[key[1]] -= 1
+        if not self._groups[key[1]]:
+            del self._groups[key[1]]
+        if self.waiting(key):
             return
-        for topic in _topics_of(pull.queue):
-            keys = self._keys.get(topic, {})
-            keys.pop(pull.queue, None)
-            if not keys and self._keys.pop(topic, None) is not None:
+        for topic, queue_id in _wakers(key):
+            queues = self._keys.get(topic, {})
+            keys = queues.get(queue_id, {})
+            keys.pop(key, None)
+            if not keys:
+                queues.pop(queue_id, None)
+            if not queues and self._keys.pop(topic, None) is not None:
                 self._arrivals.unwatch(topic)
 
 
-def _topics_of(key: PopKey) -> tuple[str, str, str]:
-    topic, group, _ = key
-    return topic, pop_retry_topic(group, topic), pop_retry_topic(group, topic, version=2)
+def _wakers(key: PopKey) -> tuple[tuple[str, int], ...]:
+    """Return the topics and queues whose messages wake a pop."""
+    topic, group, queue_id = key
+    return (
+        (topic, queue_id),
+        (pop_retry_topic(group, topic), -1),
+        (pop_retry_topic(group, topic, version=2), -1),
+    )
+
+
+def _chars(pull: SuspendedRequest[PopKey]) -> int:
+    return pull.chars if isinstance(pull, SuspendedPop) else 0

@@ -17,6 +17,8 @@ from skyroute.wire.codes import ResponseCode
 
 QUEUES_MAX: Final = 200_000
 """Queues with popped messages, of all groups."""
+GROUP_QUEUES_MAX: Final = 65_536
+"""Queues with popped messages, of one group."""
 
 IDLE_MS: Final = 24 * 3600 * 1000
 """Time after which the state of a queue without pops is dropped."""
@@ -90,6 +92,7 @@ class OrderedQueues:
     def __init__(self, file: JsonFile, wake: Callable[[str, str, int], None]) -> None:
         self._table: dict[tuple[str, str], dict[int, OrderState]] = {}
         self._count = 0
+        self._group_counts: dict[str, int] = {}
         self._wake = wake
         """Called with topic, group and queue when a queue is no longer blocked."""
         self._unblocked: list[tuple[int, str, str, int]] = []
@@ -107,7 +110,9 @@ class OrderedQueues:
         """
         self._table = self.table_file.load(read_ordered_queues) or {}
         self._count = sum(map(len, self._table.values()))
+        self._group_counts = {}
         for (topic, group), queues in self._table.items():
+            self._group_counts[group] = self._group_counts.get(group, 0) + len(queues)
             for queue_id, state in queues.items():
                 self._note(topic, group, queue_id, state)
 
@@ -150,11 +155,15 @@ class OrderedQueues:
         """
         before = self.find(topic, group, queue_id)
         if before is None:
-            if self._count >= QUEUES_MAX:
+            of_group = self._group_counts.get(group, 0)
+            if self._count >= QUEUES_MAX or of_group >= GROUP_QUEUES_MAX:
                 raise RefusedError(
-                    ResponseCode.SYSTEM_BUSY, f"this broker has {QUEUES_MAX} queues popped in order, and takes no more"
+                    ResponseCode.SYSTEM_BUSY,
+                    f"this broker has {self._count} queues popped in order, {of_group} of group {group} "
+                    f"(expected fewer than {QUEUES_MAX} and {GROUP_QUEUES_MAX})",
                 )
             self._count += 1
+            self._group_counts[group] = of_group + 1
         counts: dict[int, int] = {}
         if before is not None and before.attempt_id is not None and before.attempt_id == attempt_id:
             counts = before.counts or {}
@@ -207,6 +216,9 @@ class OrderedQueues:
         queues = self._table.get((topic, group))
         if queues is not None and queues.pop(queue_id, None) is not None:
             self._count -= 1
+            self._group_counts[group] -= 1
+            if not self._group_counts[group]:
+                del self._group_counts[group]
             if not queues:
                 del self._table[topic, group]
             self.table_file.touch()
@@ -225,11 +237,15 @@ class OrderedQueues:
                 self._wake(topic, group, queue_id)
         return self._unblocked[0][0] if self._unblocked else None
 
-    def clean(self, exists: Callable[[str, str], bool], now_ms: int) -> None:
-        """Drop queues of topics and groups that do not exist, and queues that were idle for `IDLE_MS`."""
-        for (topic, group, queue_id), state in list(self._all()):
-            if now_ms - state.last_ms > IDLE_MS or not exists(topic, group):
-                self.clear(topic, group, queue_id)
+    def clean(self, exists: Callable[[str, str], bool], now_ms: int) -> Iterator[None]:
+        """Drop queues of topics and groups that do not exist, and queues that were idle for `IDLE_MS`, in steps."""
+        for (topic, group), queues in list(self._table.items()):
+            does_exist = exists(topic, group)
+            for number, (queue_id, state) in enumerate(list(queues.items())):
+                if now_ms - state.last_ms > IDLE_MS or not does_exist:
+                    self.clear(topic, group, queue_id)
+                if number % 1_024 == 0:
+                    yield
 
     def pieces(self) -> Iterator[bytes]:
         """Return the table as its file has it, in pieces."""

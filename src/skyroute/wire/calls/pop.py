@@ -41,6 +41,9 @@ RECEIPT_CHARS_MAX: Final = 1_024
 ANSWER_CHARS_MAX: Final = 65_536
 """Maximum length of each list of queues and offsets in the response to a pop."""
 
+ATTEMPT_CHARS_MAX: Final = 1_024
+"""Maximum length of an attempt id, which is kept for each ordered queue."""
+
 _PIECE_QUEUES: Final = 512
 _INT64_MAX: Final = (1 << 63) - 1
 _RECEIPT_FIELDS: Final = 8
@@ -199,8 +202,15 @@ def decode_pop(request: Request) -> PopQuestion:
         expression=fields.get("exp") or None,
         expression_type=fields.get("expType") or None,
         ordered=truth(fields, "order"),
-        attempt_id=fields.get("attemptId") or None,
+        attempt_id=_attempt_id(fields),
     )
+
+
+def _attempt_id(fields: Mapping[str, str]) -> str | None:
+    text = fields.get("attemptId")
+    if text and len(text) > ATTEMPT_CHARS_MAX:
+        raise FieldError(f"attemptId has {len(text)} characters (expected at most {ATTEMPT_CHARS_MAX})")
+    return text or None
 
 
 class PopStatus(Enum):
@@ -610,7 +620,7 @@ def decode_notification(request: Request) -> Notification:
         max(0, required_int(fields, "pollTime")),
         optional_int(fields, "bornTime", 0, _INT64_MAX),
         truth(fields, "order"),
-        fields.get("attemptId") or None,
+        _attempt_id(fields),
         fields.get("exp") or None,
         fields.get("expType") or None,
     )
