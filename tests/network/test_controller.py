@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.controller.events import Cause, MasterElected
+from skyroute.controller.notify import Notifier
+from skyroute.controller.state import GroupState, Replica
 from tests.support.connections import connection_to, listening_broker
 from tests.support.controllers import GROUP, FakeReplica, RunningController, is_alive, pair_in_sync, replica, running
 from tests.support.waiting import eventually
@@ -241,3 +244,17 @@ async def test_a_second_broker_cannot_have_the_id_of_a_living_one(tmp_path: Path
         group = here.server.groups.find("a")
         assert group is not None
         assert group.replicas[1].address == "10.0.0.9:10911"
+
+
+async def test_a_newer_notice_does_not_wait_for_an_older_one() -> None:
+    async with listening_broker() as listener:
+        notifier = Notifier(connect_timeout_s=3.0, tls=None)
+        replicas = {number: Replica(listener.address, "x") for number in (1, 3)}
+        for master, epoch in ((1, 2), (3, 3)):  # the first notice to broker 3 is delayed: it is not the master
+            group = GroupState("C", "a", 4, replicas, master, epoch, frozenset({master}), epoch, had_master=True)
+            event = MasterElected(
+                "C", "a", Cause.OPERATOR, master, listener.address, epoch, epoch, None, is_unclean=False
+            )
+            notifier.put([event], group, [3])
+        assert (await listener.receive()).fields["masterEpoch"] == "3"
+        await notifier.stop()

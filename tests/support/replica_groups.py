@@ -102,22 +102,25 @@ class ReplicaGroup:
         await eventually(is_so, f"brokers {numbers} are in sync")
 
 
-def controller_config(folder: Path, *, settle_s: float = 0.0) -> ControllerConfig:
+def controller_config(folder: Path, *, settle_s: float = 0.0, notifies: bool = True) -> ControllerConfig:
     return ControllerConfig(
         listen_port=0,
         bind_address="127.0.0.1",
         settings_file=str(folder / "controller.properties"),
         store_path=str(folder / "controller"),
         settle_s=settle_s,
+        notifies_brokers=notifies,
         scan_interval_s=0.5,
         master_scan_interval_s=0.5,
     )
 
 
 @asynccontextmanager
-async def replica_group(folder: Path, brokers: int = 0, **settings: Any) -> AsyncIterator[ReplicaGroup]:
+async def replica_group(
+    folder: Path, brokers: int = 0, *, notifies: bool = True, **settings: Any
+) -> AsyncIterator[ReplicaGroup]:
     async with running(folder) as name_server:
-        controller = ControllerServer(controller_config(folder))
+        controller = ControllerServer(controller_config(folder, notifies=notifies))
         await controller.start()
         group = ReplicaGroup(name_server, controller, folder)
         try:

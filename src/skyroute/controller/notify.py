@@ -41,8 +41,8 @@ class Notifier:
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
         self._signer = signer
-        self._newest: dict[str, Request] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: dict[str, asyncio.Task[None]] = {}
+        """The task that sends the newest notice, by address."""
 
     def put(self, events: Collection[GroupEvent], group: GroupState, living: Iterable[int]) -> None:
         """Notify the living replicas of a group if these changes gave it a new master."""
@@ -61,38 +61,38 @@ class Notifier:
                 self._send(address, notice, 0.0 if is_master else FOLLOWER_DELAY_S)
 
     def _send(self, address: str, notice: Request, delay_s: float) -> None:
-        if address not in self._newest and len(self._newest) >= BROKERS_MAX:
+        older = self._sending.get(address)
+        if older is not None:
+            older.cancel()
+        elif len(self._sending) >= BROKERS_MAX:
             log.warning("role notice dropped broker=%s reason=%d brokers are being notified", address, BROKERS_MAX)
             return
-        is_waiting = address in self._newest
-        self._newest[address] = notice
-        if not is_waiting:
-            task = asyncio.get_running_loop().create_task(self._deliver(address, delay_s))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        task = asyncio.get_running_loop().create_task(self._deliver(address, notice, delay_s))
+        self._sending[address] = task
+        task.add_done_callback(lambda task: self._forget(address, task))
 
-    async def _deliver(self, address: str, delay_s: float) -> None:
-        try:
-            await asyncio.sleep(delay_s)
-            for tries in range(1, TRIES + 1):
-                try:
-                    channel = await connect(
-                        address, tls=self._tls, timeout_s=self._connect_timeout_s, signer=self._signer
-                    )
-                    channel.send_oneway(self._newest[address])
-                    channel.close()
-                except RemotingError as error:
-                    if tries == TRIES:
-                        log.warning("role notice not sent broker=%s reason=%s", address, error)
-                else:
+    def _forget(self, address: str, task: asyncio.Task[None]) -> None:
+        if self._sending.get(address) is task:
+            del self._sending[address]
+
+    async def _deliver(self, address: str, notice: Request, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        for tries in range(1, TRIES + 1):
+            try:
+                channel = await connect(address, tls=self._tls, timeout_s=self._connect_timeout_s, signer=self._signer)
+                channel.send_oneway(notice)
+                channel.close()
+            except RemotingError as error:
+                if tries == TRIES:
+                    log.warning("role notice not sent broker=%s reason=%s", address, error)
                     return
-                await asyncio.sleep(RETRY_S)
-        finally:
-            del self._newest[address]
+            else:
+                return
+            await asyncio.sleep(RETRY_S)
 
     async def stop(self) -> None:
         """Send no more."""
-        tasks = list(self._tasks)
+        tasks = list(self._sending.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

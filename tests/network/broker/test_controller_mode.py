@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from skyroute.client.producing.producer import Producer
 from skyroute.errors import SkyrouteError
@@ -142,7 +143,11 @@ async def test_epochs_and_the_replication_port_can_be_queried(tmp_path: Path) ->
 
 
 async def test_the_replication_port_is_closed_to_addresses_that_are_not_listed(tmp_path: Path) -> None:
-    guarded = {"authentication_enabled": True, "init_user": ROOT.json, "own_credentials": ROOT.credentials_json}
+    guarded: dict[str, Any] = {
+        "authentication_enabled": True,
+        "init_user": ROOT.json,
+        "own_credentials": ROOT.credentials_json,
+    }
     async with replica_group(tmp_path, 1, **guarded) as group:
         sender = group.mode(1).sender
         reader, writer = await asyncio.open_connection("127.0.0.1", sender.port)
@@ -213,6 +218,13 @@ async def test_a_notice_is_confirmed_by_the_controller_at_once(tmp_path: Path) -
     async with replica_group(tmp_path, 2, role_check_interval_s=3600.0) as group:
         await group.kill(1)
         await eventually(lambda: group.master == 2, "broker 2 is master")
+
+
+async def test_slaves_that_lose_their_master_ask_for_the_next_one_at_once(tmp_path: Path) -> None:
+    async with replica_group(tmp_path, 3, notifies=False, role_check_interval_s=3600.0) as group:
+        await group.kill(1)
+        await eventually(lambda: group.master is not None, "a new master")
+        await group.in_sync(2, 3)
 
 
 async def fork_the_log_of_the_master(group: ReplicaGroup, sender: Producer, *lost_and_new: bytes) -> None:

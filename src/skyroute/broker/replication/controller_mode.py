@@ -44,7 +44,7 @@ APPLY_RETRY_S: Final = 1.0
 """Longest random pause before another application for an id, so that brokers that start together do not collide."""
 TICK_S: Final = 1.0
 NOTICE_GAP_S: Final = 0.1
-"""Pause after a notice that the controller did not confirm: forged ones must not become a load on it."""
+"""Pause after a question that brought no new role: forged notices must not become a load on the controller."""
 
 
 class RoleHooks(Protocol):
@@ -99,7 +99,7 @@ class ControllerMode:
         self._set_checks = asyncio.Event()
         """Set when the sync state set may have to change."""
         self._role_checks = asyncio.Event()
-        """Set by a notice of a new master."""
+        """Set by a notice of a new master, and by a lost one."""
         self._has_role = False
         """Whether the change to the role of this epoch is complete."""
         self.on_acked: Callable[[], None] | None = None
@@ -263,7 +263,7 @@ class ControllerMode:
                 log.warning("epochs of removed files not dropped reason=%s", error)
 
     async def _watch_role(self) -> None:
-        """Ask for the role after a notice, and at an interval, because a notice may be lost."""
+        """Ask for the role after a notice, after the loss of the master, and at an interval: a notice may be lost."""
         while True:
             try:
                 async with asyncio.timeout(self._config.role_check_interval_s):
@@ -389,6 +389,7 @@ class ControllerMode:
             read_record=lambda position: self._hooks.read_record(self.master_address, position),
             on_arrived=self._on_arrived,
             on_confirmed=self._hooks.confirm,
+            on_failed=self._role_checks.set,
         )
         self._follower = follower, asyncio.get_running_loop().create_task(follower.run())
 

@@ -46,6 +46,7 @@ class LogFollower:
         read_record: Callable[[int], Awaitable[bytes | None]],
         on_arrived: Callable[[dict[tuple[str, int], None]], None],
         on_confirmed: Callable[[int], None],
+        on_failed: Callable[[], None],
     ) -> None:
         self._store = store
         self._epoch_file = epoch_file
@@ -56,6 +57,7 @@ class LogFollower:
         self._read_record = read_record
         self._on_arrived = on_arrived
         self._on_confirmed = on_confirmed
+        self._on_failed = on_failed
         self.confirmed = 0
         """Position up to which all members of the sync state set have the log, as far as this log has it."""
         self.master = ""
@@ -80,6 +82,7 @@ class LogFollower:
             log.log(level, "replication interrupted master=%s reason=%s", self.master or "unknown", reason)
             pause_s = RETRY_S if self.master else min(2 * pause_s, RETRY_MAX_S)
             self.failure, self.master = reason, ""
+            self._on_failed()
             await asyncio.sleep(pause_s)
 
     async def _follow(self) -> None:
