@@ -113,6 +113,14 @@ async def test_a_user_beyond_its_rate_is_told_to_try_later(tmp_path: Path) -> No
         assert (await line.call(ROOT.call(319))).code == 0
 
 
+async def test_the_fields_of_a_request_count_for_the_bytes_of_a_user(tmp_path: Path) -> None:
+    """The properties of a message are in its header."""
+    settings: dict[str, Any] = {"authentication_enabled": True, "init_user": ROOT.json, "user_bytes_per_s": 1_000}
+    async with running(tmp_path, **settings) as here, connection_to(here.address) as line:
+        codes = [(await line.call(ROOT.call(319, long="x" * 1_000))).code for _ in range(3)]
+        assert codes == [0, 2, 2]
+
+
 async def test_a_user_has_at_most_so_many_connections(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         **{"authentication_enabled": True, "authenticate_readers": True, "init_user": ROOT.json},

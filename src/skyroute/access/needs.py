@@ -382,7 +382,7 @@ _CLIENTS: Final[dict[int, tuple[Part, ...]]] = {
     _Code.PEEK_MESSAGE: _POP,
     _Code.CHANGE_MESSAGE_INVISIBLETIME: _ACK,
     _Code.NOTIFICATION: _POP,
-    _Code.POLLING_INFO: _POP,
+    _Code.POLLING_INFO: (_group("consumerGroup", SUB, GET), _topic("topic", SUB, GET)),
     _Code.BATCH_ACK_MESSAGE: (_body("each Group: Sub; each Topic: Sub", _acks),),
 }
 

@@ -26,6 +26,7 @@ from skyroute.remoting.client_meters import Allowance
 from skyroute.remoting.dispatch import Answer, Checker, Handler, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.settings.access_keys import AccessConfig, parse_codes
+from skyroute.wire.calls.send import SignedSendRequest
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 
@@ -181,7 +182,7 @@ class Enforcer:
         if allowances is None:
             requests_per_s, bytes_per_s = self._rates
             allowances = self._allowances[name] = Allowance(requests_per_s, now), Allowance(bytes_per_s, now)
-        if allowances[0].admit(1, now) and allowances[1].admit(len(request.body), now):
+        if allowances[0].admit(1, now) and allowances[1].admit(_size(request), now):
             return None
         requests_per_s, bytes_per_s = self._rates
         return self._refuse(
@@ -339,6 +340,13 @@ class Enforcer:
             self._allowances.clear()
             log.info("users and policies changed %r", self)
             self._on_change()
+
+
+def _size(request: Request) -> int:
+    """Return about how many bytes a request has: the properties of a message are in its fields."""
+    if isinstance(request, SignedSendRequest):
+        return len(request.header) + len(request.body)
+    return sum(map(len, request.fields.values())) + len(request.body)
 
 
 def _gate_settings(config: AccessConfig, cluster: str, *, has_readers: bool) -> GateSettings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.positions import LogPosition, QueueOffset
 from skyroute.message.properties import encode_properties
 from skyroute.message.record import body_crc, encode_record
+from tests.network.broker.calls import batch_body
 from tests.network.broker.clusters import Cluster
 from tests.network.broker.pops import got, pop
 from tests.network.broker.test_access import GUARDED, NO_PERMISSION, pulled
@@ -156,6 +158,30 @@ async def test_properties_do_not_redirect_a_message(guarded: Cluster, properties
     assert guarded.stored("secrets") == []
 
 
+async def test_properties_of_messages_in_a_batch_do_not_redirect_them(guarded: Cluster) -> None:
+    line = await guarded.line()
+    texts = [
+        "REAL_TOPIC\x01secrets\x02REAL_QID\x010\x02",
+        "REAL_TOPIC\x01secrets\x02REAL_QID\x010\x02DELAY\x011\x02",
+        "TRAN_MSG\x01true\x02PGROUP\x01p\x02REAL_TOPIC\x01secrets\x02",
+        "INNER_MULTI_DISPATCH\x01secrets,%LMQ%secrets\x02INNER_MULTI_QUEUE_OFFSET\x010,0\x02",
+        "TIMER_DEL_UNIQKEY\x01secrets+u1\x02TIMER_DELAY_MS\x01100\x02",
+    ]
+    body = batch_body([(b"mine", text) for text in texts])
+    batch = BOB.sign(Request(320, FIELDS | {"b": "orders", "g": str(NOW_MS), "m": "true"}, body))
+    assert (await line.call(batch)).code == 0
+    components = guarded.broker.components
+    for _ in range(30):
+        guarded.clock.advance(1)
+        now_ms = int(guarded.clock.wall() * 1000)
+        while components.timers.step(now_ms) == now_ms:
+            pass
+        components.delays.deliver_due(now_ms)
+    await components.transactions.send_checks()
+    assert guarded.stored("secrets") == []
+    assert guarded.stored("orders") == [b"mine"] * len(texts)
+
+
 INTERNAL = ["SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_REVIVE_LOG_C"]
 
 
@@ -246,6 +272,37 @@ async def send_forged(guarded: Cluster, line: AsyncConnection, topic: str, **pro
     assert record is not None
     assert store.record_at(position) is not None, "the body is not where this test expects it"
     return position
+
+
+@pytest.mark.parametrize("code", [10, 310, 17, 11])
+async def test_a_field_that_is_there_twice_in_binary_is_the_same_for_the_check_and_the_handler(
+    guarded: Cluster, code: int
+) -> None:
+    name = "b" if code == 310 else "topic"
+    names = {"a": "producerGroup", "c": "defaultTopic", "d": "defaultTopicQueueNums", "e": "queueId", "f": "sysFlag"}
+    names |= {"g": "bornTimestamp", "h": "flag", "i": "properties", "j": "reconsumeTimes"}
+    fields = {
+        10: {names[short]: value for short, value in FIELDS.items() if short in names} | {"topic": "orders"},
+        310: FIELDS,
+        17: {"topic": "orders", "defaultTopic": "TBW102", "readQueueNums": "3", "writeQueueNums": "3", "perm": "6"}
+        | {"topicFilterType": "SINGLE_TAG", "order": "false"},
+        11: dict(pulled("orders").fields),
+    }[code]
+    line = await guarded.line(form="binary")
+    await line.call(allow(BOB, "Topic:orders", "Pub", "Sub", "Create"))
+    for first, last in (("orders", "secrets"), ("secrets", "orders")):
+        signed = BOB.sign(Request(code, fields | {name: last}, b"x" if code in (10, 310) else b""))
+        pairs = [(name, first), *signed.fields.items()]
+        raw_fields = b"".join(
+            len(key).to_bytes(2, "big") + key.encode() + len(value.encode()).to_bytes(4, "big") + value.encode()
+            for key, value in pairs
+        )
+        header = struct.pack(">hBhiiii", code, 0, 479, 7, 0, 0, len(raw_fields)) + raw_fields
+        frame = (1 << 24 | len(header)).to_bytes(4, "big") + header + signed.body
+        await line.write(len(frame).to_bytes(4, "big") + frame)
+        answer = await line.receive()
+        assert (answer.code == NO_PERMISSION) == (last == "secrets"), answer
+    assert guarded.stored("secrets") == []
 
 
 async def test_bytes_in_a_body_are_no_message(guarded: Cluster) -> None:
