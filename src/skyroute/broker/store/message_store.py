@@ -27,9 +27,10 @@ from skyroute.broker.store.queues.batch_queue import BATCH_MESSAGES_MAX, BatchQu
 from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, QueueLedger
 from skyroute.broker.store.queues.queue_table import QueueTable
 from skyroute.broker.store.reader import StoreReader
+from skyroute.broker.store.recovery.cut_tails import save_tail
 from skyroute.broker.store.recovery.damage import CutTail, DamageFile, DamageReport
 from skyroute.broker.store.recovery.queue_check import QueueState
-from skyroute.broker.store.recovery.recover import Recovered, recover, save_tail
+from skyroute.broker.store.recovery.recover import Recovered, recover
 from skyroute.broker.store.replicated_log import ReplicatedLog
 from skyroute.broker.store.retention import Expired, remove_expired
 from skyroute.broker.store.settings import StoreSettings
@@ -114,7 +115,8 @@ class MessageStore(StoreReader):
         try:
             store._recover(now_ms)
             if store.whole_end < store.max_position and not follows:
-                store.truncate_to(store.whole_end, now_ms)
+                store._begin_replicated()
+                store.finish_raw(now_ms)
         except BaseException:
             store._closing.close()
             raise
@@ -391,9 +393,12 @@ class MessageStore(StoreReader):
             self._checkpoint.note_rebuild(position)
             self._replicated = None
         if self._replicated is None:
-            self._replicated = ReplicatedLog(log, self._queues, self._dispatcher, self.whole_end)
-            self._partial = None
+            self._begin_replicated()
         log.append_foreign(data)
+
+    def _begin_replicated(self) -> None:
+        self._replicated = ReplicatedLog(self._log, self._queues, self._dispatcher, self.whole_end)
+        self._partial = None
 
     def dispatch_raw(self) -> tuple[dict[tuple[str, int], None], bool]:
         """Dispatch some appended records for a few milliseconds.
@@ -413,11 +418,16 @@ class MessageStore(StoreReader):
     def finish_raw(self, now_ms: int) -> None:
         """Dispatch all whole records, and cut a partial one off: from now on this broker appends.
 
+        Whole records behind damage stay.
+
         Raises:
             ForeignLogError, FileWriteError: as `dispatch_raw` and `truncate_to`.
         """
-        while self.dispatch_raw()[1]:
-            pass
+        has_more = True
+        while has_more:
+            while self.dispatch_raw()[1]:
+                pass
+            has_more = self._replicated is not None and self._replicated.skip_to_next_record()
         self.truncate_to(self.whole_end, now_ms)
         self._replicated = self._partial = None
 

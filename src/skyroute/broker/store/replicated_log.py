@@ -14,7 +14,7 @@ from skyroute.broker.store.errors import ForeignLogError
 from skyroute.broker.store.files.segment import Segment
 from skyroute.broker.store.queues.queue_table import QueueTable
 from skyroute.broker.store.queues.topic_queue import TopicQueue
-from skyroute.broker.store.recovery.log_scan import find_next_record, inspect
+from skyroute.broker.store.recovery.log_scan import find_next_record, inspect, read_record
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.flags import INNER_BATCH
 from skyroute.message.layout import MAGIC_SEGMENT_END, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, SEGMENT_END_BYTES
@@ -110,6 +110,20 @@ class ReplicatedLog:
         )
         self.position = segment.stop
         return True
+
+    def skip_to_next_record(self) -> bool:
+        """Skip what holds up the dispatch, if an intact record is behind it; the rest of the log will not come."""
+        for segment in self._log.segments:
+            if segment.stop <= self.position:
+                continue
+            at = max(self.position, segment.start)
+            is_next = at > self.position and read_record(segment, at) is not None
+            following = at if is_next else find_next_record(segment, at)
+            if following is not None and following < self._log.end:
+                logger.warning("damaged record received position=%d bytes=%d", self.position, following - self.position)
+                self.position = following
+                return True
+        return False
 
     def _add(self, found: ScannedTuple, arrived: dict[tuple[str, int], None]) -> None:
         position, size, topic, queue_id, offset, sys_flag, stored_at_ms, raw = found

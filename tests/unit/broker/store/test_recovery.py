@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.broker.store.commit_log import ScannedRecord
+from skyroute.broker.store.commit_log import CommitLog, ScannedRecord
 from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.broker.store.files.segment import OpenSegments
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.store.recovery import damage
+from skyroute.broker.store.recovery import cut_tails, damage
+from skyroute.broker.store.recovery.cut_tails import save_tail
 from skyroute.broker.store.recovery.damage import CutTail, DamagedRange, DamageFile, DamageReport
 from skyroute.broker.store.recovery.log_scan import BAD_BODY, BAD_HEAD, MISSING_FILE, TORN, ZEROS
 from skyroute.broker.store.recovery.recover import Recovered
@@ -377,3 +379,23 @@ def test_a_long_report_is_read_up_to_the_bounds(tmp_path: Path, monkeypatch: pyt
     assert [cut.position for cut in report.cuts] == [0]
     assert report.ranges[0].file == tmp_path / "commitlog" / f"{0:020d}"
     assert os.fspath(report.cuts[0].kept_in) == os.fspath(tmp_path / "commitlog.cut" / "b")
+
+
+# ------------------------------------------------------------------------------------------------- bounds of cut tails
+
+
+@pytest.mark.parametrize(("files_max", "bytes_max"), [(3, 1 << 30), (100, 3 * 20)])
+def test_the_oldest_cut_tails_are_removed_with_a_log_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, files_max: int, bytes_max: int
+) -> None:
+    monkeypatch.setattr(cut_tails, "CUT_FILES_MAX", files_max)
+    monkeypatch.setattr(cut_tails, "CUT_BYTES_MAX", bytes_max)
+    log = CommitLog(tmp_path / "commitlog", 4096, Disk(), OpenSegments(10))
+    log.load()
+    log.append(log.place(20), b"x" * 20)
+    cuts = [save_tail(log, 0, now_ms, Disk())[0] for now_ms in (9, 10, 11, 100, 1000)]
+    log.close()
+    names = sorted(path.name for path in (tmp_path / "commitlog.cut").iterdir())
+    assert names == [f"{0:020d}.cut-{now_ms}" for now_ms in (100, 1000, 11)]
+    assert cuts[-1].kept_in.read_bytes() == b"x" * 20
+    assert caplog.text.count("old tail of the log removed") == 2

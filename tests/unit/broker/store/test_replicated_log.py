@@ -203,6 +203,32 @@ def test_a_damaged_record_of_the_master_is_skipped(master: MessageStore, tmp_pat
     assert slave.max_offset("Orders", 1) == master.max_offset("Orders", 1)
 
 
+@pytest.mark.parametrize("restarts", [True, False])
+def test_records_behind_damage_stay_when_a_slave_becomes_master(
+    master: MessageStore, tmp_path: Path, *, restarts: bool
+) -> None:
+    content = bytearray(log_bytes(master))
+    last_file = len(content) - len(content) % FILE_BYTES
+    size = int.from_bytes(content[last_file : last_file + 4], "big")
+    content[last_file : last_file + 100] = bytes(100)  # its bytes and its lengths
+    slave = open_store(tmp_path / "slave")
+    slave.append_raw(0, bytes(content[: last_file + size]))
+    dispatch(slave)
+    slave.append_raw(last_file + size, bytes(content[last_file + size :]))
+    dispatch(slave)
+    assert slave.whole_end == last_file, "more bytes may complete it"
+    if restarts:
+        slave.close()
+        slave = open_store(tmp_path / "slave", follows=False)
+    else:
+        slave.finish_raw(NOW_MS)
+    assert log_bytes(slave) == content
+    assert slave.max_offset("Orders", 0) == master.max_offset("Orders", 0)
+    assert slave.max_offset("Orders", 1) == master.max_offset("Orders", 1)
+    put(slave, 60)
+    slave.close()
+
+
 @pytest.mark.parametrize("cut", [0, 1, 250, FILE_BYTES, FILE_BYTES + 700, 3 * FILE_BYTES + 40])
 def test_a_truncated_store_continues_as_if_the_rest_had_never_been(
     master: MessageStore, tmp_path: Path, cut: int

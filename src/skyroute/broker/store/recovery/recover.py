@@ -20,7 +20,6 @@ rebuilt where they are missing or damaged.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,10 +29,11 @@ from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.dispatch import Dispatcher
 from skyroute.broker.store.files.abort_file import Shutdown
 from skyroute.broker.store.files.checkpoint import Checkpoint
-from skyroute.broker.store.files.sparse import data_chunks, last_data
+from skyroute.broker.store.files.sparse import last_data
 from skyroute.broker.store.index.key_index import KeyIndex
 from skyroute.broker.store.queues.topic_queue import TopicQueue
-from skyroute.broker.store.recovery.damage import CUT_FOLDER, CutTail, DamagedRange
+from skyroute.broker.store.recovery.cut_tails import save_tail
+from skyroute.broker.store.recovery.damage import CutTail, DamagedRange
 from skyroute.broker.store.recovery.index_check import find_gap
 from skyroute.broker.store.recovery.log_scan import read_record
 from skyroute.broker.store.recovery.queue_check import QueueState, has_record
@@ -229,32 +229,6 @@ def _truncate_index(
     if gap < start:
         index.truncate_to(gap, slots_are_sound=slots_are_sound)
     return gap
-
-
-def save_tail(log: CommitLog, end: int, now_ms: int, disk: Disk) -> list[CutTail]:
-    """Copy the bytes behind the end of the log to separate files; return the copies.
-
-    Raises:
-        FileWriteError: some bytes are not copied.
-    """
-    cuts: list[CutTail] = []
-    for segment in log.segments:
-        at = max(end - segment.start, 0)
-        if at >= segment.size or not (stop := last_data(segment, at)) > at:
-            continue
-        folder = segment.path.parent.with_name(CUT_FOLDER)
-        disk.make_folder(folder)
-        path = folder / f"{segment.path.name}.cut-{now_ms}"
-        copy = disk.open(path, stop - at)
-        try:
-            for low, high in data_chunks(segment, at):
-                disk.write(copy, segment.read(low, min(high, stop) - low), low - at)
-            disk.sync(copy)
-        finally:
-            os.close(copy)
-        disk.sync_folder(folder)
-        cuts.append(CutTail(segment.start + at, stop - at, segment.path, path))
-    return cuts
 
 
 def _log_damage(damaged: list[DamagedRange], cuts: list[CutTail]) -> None:
