@@ -3,6 +3,7 @@
 from skyroute.console.access.sessions import (
     ADDRESSES_MAX,
     ATTEMPTS_MAX,
+    FORGET_S,
     SESSION_S,
     SESSIONS_MAX,
     WAIT_S,
@@ -59,6 +60,9 @@ def test_wrong_passwords_are_limited_by_address() -> None:
     assert sessions.must_wait("a")  # one more attempt, and it must wait again
     clock.advance(WAIT_S + 1)
     sessions.record_attempt("a", right=True)
+    sessions.record_attempt("a", right=False)
+    assert sessions.must_wait("a")  # one's own password does not open more guesses at that of another user
+    clock.advance(FORGET_S)
     sessions.record_attempt("a", right=False)
     assert not sessions.must_wait("a")
 

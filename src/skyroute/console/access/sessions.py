@@ -15,8 +15,10 @@ SECRET_BYTES: Final = 32
 SECRET_CHARS: Final = len(secrets.token_urlsafe(SECRET_BYTES))
 ADDRESSES_MAX: Final = 10_000
 ATTEMPTS_MAX: Final = 5
-"""Wrong passwords in a row from one address before it must wait."""
+"""Wrong passwords from one address before it must wait after each further one."""
 WAIT_S: Final = 30.0
+FORGET_S: Final = 3600.0
+"""Time without a wrong password after which the earlier ones of an address no longer count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,11 @@ class Sessions:
         return attempts >= ATTEMPTS_MAX and self._clock.monotonic() < last + WAIT_S
 
     def record_attempt(self, address: str, *, right: bool) -> None:
-        """Count a wrong password, or clear the count after a right one."""
-        attempts, _ = self._wrong.pop(address, (0, 0.0))
-        if not right:
-            self._wrong[address] = (attempts + 1, self._clock.monotonic())
-            while len(self._wrong) > ADDRESSES_MAX:
-                self._wrong.popitem(last=False)
+        """Count a wrong password. A right one clears nothing: with it, one user could guess that of another."""
+        if right:
+            return
+        now = self._clock.monotonic()
+        attempts, last = self._wrong.pop(address, (0, now))
+        self._wrong[address] = (attempts + 1 if now < last + FORGET_S else 1, now)
+        while len(self._wrong) > ADDRESSES_MAX:
+            self._wrong.popitem(last=False)
