@@ -91,7 +91,6 @@ class LogFollower:
         Raises:
             OSError, SkyrouteError: always; its text says why.
         """
-        self._cut(self._store.whole_end)
         address = await self._find_address()
         host, port = split_address(address)
         async with asyncio.timeout(CONNECT_S):
@@ -156,7 +155,7 @@ class LogFollower:
                 f"the master's log ends at {end}, this one at {store.max_position}, both in epoch {own.last_number}: "
                 "the master has lost records, nothing was changed; elect this broker (electMaster), or empty its store"
             )
-        self._cut(end)
+        self._cut(min(end, store.whole_end))  # only here: the master has what is cut, and sends it again
 
     async def _compare(self) -> None:
         """Compare the newest record with the master's: a master that lost records in an epoch may have written others.
