@@ -9,9 +9,12 @@ import pytest
 
 from skyroute.client.errors import ClientError, NoNameServerError, NoRouteError, UnsupportedError
 from skyroute.client.producing.producer import Producer
+from skyroute.client.session.logical_queues import logical_leaders
 from skyroute.client.session.session import Session
+from skyroute.errors import SkyrouteError
 from skyroute.message.message import Message
-from skyroute.routing.topology import TopicRoute
+from skyroute.routing.topology import ROUTE_QUEUES_MAX, TopicRoute
+from skyroute.wire.calls.route import decode_route
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.errors import WireError
 from tests.support.connections import WAIT_S, connection_to
@@ -366,6 +369,62 @@ async def test_a_route_that_cannot_be_read_is_an_error_of_ours(cluster: FakeClus
     cluster.on(ROUTE, lambda *_: Reply(body=body))
     async with Producer("g", cluster.address) as producer:
         with pytest.raises((WireError, NoRouteError)):
+            await producer.send(Message("T", b"x"))
+
+
+def _route(**parts: object) -> bytes:
+    return json.dumps({"brokerDatas": [], "queueDatas": [], **parts}).encode()
+
+
+def _mapping(number: int, scope: str, total: int) -> dict[str, object]:
+    return {"bname": f"b{number}", "currIdMap": {}, "epoch": 1, "scope": scope, "topic": "T", "totalQueues": total}
+
+
+def _brokers(count: int, addresses: int) -> list[dict[str, object]]:
+    ids = {str(number): f"127.0.0.1:{number + 1}" for number in range(addresses)}
+    return [{"brokerName": f"b{number}", "brokerAddrs": ids} for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(_route(brokerDatas=_brokers(10_001, 1)), id="many-groups"),
+        pytest.param(_route(brokerDatas=_brokers(1, 10_001)), id="many-addresses"),
+        pytest.param(
+            _route(queueDatas=[{"brokerName": "b", "readQueueNums": 65_537, "writeQueueNums": 1, "perm": 6}]),
+            id="many-queues",
+        ),
+        pytest.param(
+            _route(queueDatas=[{"brokerName": "b", "readQueueNums": -1, "writeQueueNums": -1, "perm": 6}]),
+            id="negative-queues",
+        ),
+    ],
+)
+async def test_a_huge_route_is_refused(cluster: FakeCluster, session: Session, body: bytes) -> None:
+    cluster.on(ROUTE, lambda *_: Reply(body=body))
+    with pytest.raises(WireError, match="not a route"):
+        await session.routes.find("T")
+
+
+@pytest.mark.parametrize("scopes", [1, 1_000])
+def test_logical_queues_of_a_route_are_bounded_together(scopes: int) -> None:
+    mappings = {f"b{at}": _mapping(at, f"s{at % scopes}", (1 << 31) - 1) for at in range(1_000)}
+    route = decode_route(_route(topicQueueMappingByBroker=mappings))
+    assert len(logical_leaders(route)) == ROUTE_QUEUES_MAX
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "127.0.0.1:x", "", ":", "127.0.0.1:99999999999", "127.0.0.1:1", "a b:1"]
+)
+@pytest.mark.parametrize("vip_channel", [False, True])
+async def test_an_address_that_cannot_be_one_is_an_error_of_ours(
+    cluster: FakeCluster, address: str, vip_channel: bool
+) -> None:
+    queues = [{"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}]
+    body = _route(brokerDatas=[{"brokerName": "b", "brokerAddrs": {"0": address}}], queueDatas=queues)
+    cluster.on(ROUTE, lambda *_: Reply(body=body))
+    async with Producer("g", cluster.address, vip_channel=vip_channel, retries=0) as producer:
+        with pytest.raises(SkyrouteError):
             await producer.send(Message("T", b"x"))
 
 

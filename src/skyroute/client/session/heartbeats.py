@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 UNREGISTER_TIMEOUT_S: Final = 1.0
 
+AT_ONCE_MAX: Final = 100
+"""Maximum number of brokers that get a heartbeat at the same time: a connection is opened for each."""
+
 
 class HeartbeatSource(Protocol):
     """A producer or consumer that heartbeats announce."""
@@ -105,7 +108,13 @@ class Heartbeats:
             for broker_id, address in brokers.items()
             if consuming or broker_id == MASTER_ID
         }
-        await asyncio.gather(*map(self.send_to, addresses))
+        free = asyncio.Semaphore(AT_ONCE_MAX)
+
+        async def send_to(address: str) -> None:
+            async with free:
+                await self.send_to(address)
+
+        await asyncio.gather(*map(send_to, addresses))
 
     async def send_to(self, address: str) -> None:
         """Send a heartbeat to one broker. A failure is logged."""

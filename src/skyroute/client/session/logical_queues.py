@@ -17,11 +17,14 @@ def logical_leaders(route: TopicRoute) -> Mapping[tuple[str, int], str | None]:
     While a queue moves, two brokers may claim it: the one with the newer mapping leads it. Queues beyond
     `ROUTE_QUEUES_MAX` are left out.
     """
-    leaders: dict[tuple[str, int], str | None] = {}
+    totals: dict[str, int] = {}
     for mapping in route.mappings.values():
         name = logical_broker_name(mapping.scope)
-        for queue_id in range(min(mapping.total_queues, ROUTE_QUEUES_MAX)):
-            leaders[name, queue_id] = None
+        totals[name] = max(totals.get(name, 0), mapping.total_queues)
+    leaders: dict[tuple[str, int], str | None] = {}
+    for name, total in totals.items():
+        room = ROUTE_QUEUES_MAX - len(leaders)  # a few mappings could claim billions of queues
+        leaders.update(((name, queue_id), None) for queue_id in range(min(total, room)))
     for mapping in sorted(route.mappings.values(), key=lambda mapping: mapping.epoch):
         name = logical_broker_name(mapping.scope)
         leaders.update({(name, queue_id): mapping.broker_name for queue_id in mapping.current_ids if queue_id >= 0})

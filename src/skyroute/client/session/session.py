@@ -319,6 +319,8 @@ class Session:
         if not self.vip_channel:
             return address
         host, _, port = address.rpartition(":")
+        if not (port.isascii() and port.isdigit() and len(port) < 6):  # a name server's mistake: connecting will tell
+            return address
         return f"{host}:{int(port) - FAST_PORT_STEP}"
 
     # ------------------------------------------------------------------------------------------------- name servers

@@ -27,6 +27,9 @@ TOPICS_A_STEP: Final = 4_000
 GROUPS_A_STEP: Final = 400
 """Entries of a long list written in one step: a few milliseconds."""
 
+BROKERS_MAX: Final = 10_000
+"""Maximum number of broker groups, and of addresses, in a route that is read: a client sends a heartbeat to each."""
+
 _STRICT, _LEGACY = Dialect.STRICT, Dialect.LEGACY
 
 
@@ -133,6 +136,7 @@ def decode_route(body: bytes) -> TopicRoute:
     """
     try:
         decoded: _Route = fastjson.decode(body, _Route)
+        _check_brokers(decoded.broker_datas or ())
         return TopicRoute(
             groups=tuple(data.value() for data in decoded.broker_datas or ()),
             queues=_queues(decoded.queue_datas or (), "not a route"),
@@ -142,6 +146,14 @@ def decode_route(body: bytes) -> TopicRoute:
         )
     except fastjson.JsonError as error:
         raise BodyError(f"not a route: {error}") from None
+
+
+def _check_brokers(datas: Collection[_BrokerData]) -> None:
+    addresses = sum(len(data.broker_addrs or ()) for data in datas)
+    if max(len(datas), addresses) > BROKERS_MAX:
+        raise BodyError(
+            f"not a route: {len(datas)} broker groups with {addresses} addresses (expected at most {BROKERS_MAX})"
+        )
 
 
 def _queues(datas: Collection[_QueueData], problem: str) -> tuple[BrokerQueues, ...]:
