@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from skyroute.blocking import Admin
 from skyroute.pipeline import attach
+from skyroute.pipeline.options import OptionsError
 from skyroute.testing import Cluster
 from tests.spark.test_write import stored
 from tests.unit.pipeline.reading import send
@@ -78,6 +79,19 @@ def test_an_insert_without_a_target_is_refused_and_one_with_a_target_is_right(
     assert (len(stored(cluster, topic)), len(stored(cluster, target))) == (before, 3)
 
 
+def test_an_insert_that_would_send_rows_back_to_their_topic_is_refused(
+    spark: SparkSession, cluster: Cluster, topic: str, new_topic: NewTopic
+) -> None:
+    create(spark, cluster, "source", topic, ", columns 'tags,topic,body'")
+    create(spark, cluster, "target", new_topic(), ", columns 'topic,body'")
+    before = len(stored(cluster, topic))
+    where = f"nameServer = '{cluster.name_server_address}'"
+    for query in ("SELECT topic, body FROM source", "SELECT s.topic, CAST('x' AS BINARY) AS body FROM source s"):
+        text = error_of(partial(spark.sql, f"INSERT INTO target WITH ({where}) {query}"))
+        assert "they would be sent back to it: name the target with the option topic" in text
+    assert len(stored(cluster, topic)) == before
+
+
 def test_a_table_with_listed_columns_says_how_to_create_it(spark: SparkSession, cluster: Cluster, topic: str) -> None:
     spark.sql("DROP TABLE IF EXISTS listed")
     options = f"nameServer '{cluster.name_server_address}', topic '{topic}'"
@@ -97,9 +111,32 @@ def test_a_table_stores_no_secret(spark: SparkSession, cluster: Cluster, topic: 
 def test_attached_topics_are_tables(spark: SparkSession, cluster: Cluster, topic: str) -> None:
     tables = attach(spark, "rmq", cluster.name_server_address, columns="queue_offset,body")
     assert tables[topic] == topic
+    assert not {"broker-0", "DefaultCluster", "DefaultCluster_REPLY_TOPIC"} & set(tables.values())
     assert topic.lower() in [row.tableName for row in spark.sql("SHOW TABLES IN rmq").collect()]
     assert count(spark, f"SELECT count(*) FROM rmq.{topic}") == 3
     with Admin(cluster.name_server_address) as admin:
         admin.delete_topic(topic, "DefaultCluster")
     assert topic not in attach(spark, "rmq", cluster.name_server_address)
     assert not spark.catalog.tableExists(f"rmq.{topic}")
+
+
+def test_attach_changes_no_table_that_it_did_not_create(spark: SparkSession, cluster: Cluster, topic: str) -> None:
+    attach(spark, "kept", cluster.name_server_address)
+    create(spark, cluster, "kept.mine", topic)
+    spark.sql(f"CREATE TABLE kept.copied USING parquet AS SELECT * FROM kept.{topic}")
+    spark.sql(f"CREATE VIEW kept.broken AS SELECT * FROM kept.{topic}")
+    attach(spark, "kept", cluster.name_server_address, columns="queue_offset")
+    assert (count(spark, "SELECT count(*) FROM kept.mine"), count(spark, "SELECT count(*) FROM kept.copied")) == (3, 3)
+    spark.sql(f"DROP TABLE kept.{topic}")
+    create(spark, cluster, f"kept.{topic}", topic, ", tags 'paid'")
+    with pytest.raises(OptionsError, match=f"tables named as topics, which attach did not create: {topic}"):
+        attach(spark, "kept", cluster.name_server_address)
+    assert count(spark, f"SELECT count(*) FROM kept.{topic}") == 0
+
+
+def test_attach_with_wrong_options_changes_nothing(spark: SparkSession, cluster: Cluster, topic: str) -> None:
+    attach(spark, "steady", cluster.name_server_address)
+    for wrong in ({"columns": "bodyy"}, {"accessKey": "me", "secretKey": "hidden-word"}):
+        with pytest.raises((OptionsError, PySparkException)):
+            attach(spark, "steady", cluster.name_server_address, **wrong)
+    assert count(spark, f"SELECT count(*) FROM steady.{topic}") == 3

@@ -38,7 +38,7 @@ class RocketMQSource(DataSource):
         if options.body_format is BodyFormat.JSON and options.body_schema is None:
             raise OptionsError("bodyFormat=json needs the columns of the body: set bodySchema, or use .schema(...)")
         schema = spark_schema(options.columns, legacy=options.legacy_columns, body=options.body_type)
-        return with_options(schema, given) if is_table else schema
+        return with_options(schema, given, self.options) if is_table else schema
 
     @short_errors
     def reader(self, schema: "StructType") -> DataSourceReader:
@@ -67,7 +67,7 @@ class RocketMQSource(DataSource):
         from skyroute.pipeline.tables import check_write
 
         if not overwrite:  # which is refused in any case
-            check_write(self.options)
+            check_write(self.options, schema)
         return writer(self.options, schema, overwrite=overwrite, ignored=read_option_names())
 
     @short_errors
@@ -77,5 +77,5 @@ class RocketMQSource(DataSource):
         from skyroute.pipeline.tables import check_write
 
         if not overwrite:  # which is refused in any case
-            check_write(self.options)
+            check_write(self.options, schema)
         return stream_writer(self.options, schema, overwrite=overwrite, ignored=read_option_names())
