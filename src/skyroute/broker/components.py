@@ -83,6 +83,7 @@ from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.signing import Signer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import client_context
+from skyroute.wire.calls.groups import PopProgress
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request
 
@@ -297,6 +298,12 @@ class Components:
             monotonic=self.clock.monotonic,
             alarm=alarm,
         )
+
+    def pop_progress(self, group: str, topic: str) -> PopProgress | None:
+        """Return what a group popped of a topic; None if nothing is in flight, and no pop waits."""
+        in_flight = self.in_flight.count(group, topic) + self.ordered_queues.in_flight(topic, group)
+        waiting = self.pop_polling.waiting_of(group, topic)
+        return PopProgress(in_flight, waiting) if in_flight or waiting else None
 
     def _follow(self, tls: ssl.SSLContext | None, signer: Signer | None) -> None:
         self.appender.refusal = StoreClosedError(f"{self.config.broker_name} is a slave, and writes nothing itself")
@@ -694,6 +701,7 @@ class Components:
             *(self.stats, self.config, self.identity, now_ms, self.long_polling.wake_queue),
             step_runner=self.step_runner,
             mappings=self.queue_mappings,
+            pop_progress=self.pop_progress,
         )
         queries = MessageQueryHandlers(
             self.store, self.topics, self.clients, self.config, self.step_runner, self.clock.monotonic, self._require

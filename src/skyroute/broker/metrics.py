@@ -387,6 +387,9 @@ async def _find_lags(components: Components) -> AsyncIterator[Lag]:
             # The committed offset of a POP group is behind messages in flight, or before them if they are in memory.
             if popped := components.in_flight.count(group, topic):
                 messages, inflight = messages - inflight + popped, popped
+            # That of an ordered group is at the first message in flight.
+            if ordered := components.ordered_queues.in_flight(topic, group):
+                inflight = min(ordered, messages)
             yield Lag(group, topic, messages, inflight)
         if number % PAIRS_PER_TURN == 0:
             await asyncio.sleep(0)

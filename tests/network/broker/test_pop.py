@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from skyroute.wire.calls.groups import PopProgress, decode_consume_stats
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import send
 from tests.network.broker.clusters import Cluster
@@ -446,3 +447,21 @@ async def test_the_broker_status_has_messages_in_flight(cluster: Cluster, line: 
     status = json.loads((await line.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body)["table"]
     shown = {name: status[name] for name in ("popInFlightMessages", "popInFlightBatches", "popWaiting")}
     assert shown == {"popInFlightMessages": "3", "popInFlightBatches": "1", "popWaiting": "0"}
+
+
+@pytest.mark.parametrize("order", ["false", "true"])
+async def test_the_progress_of_a_group_has_messages_in_flight_and_waiting_pops(
+    cluster: Cluster, line: AsyncConnection, order: str
+) -> None:
+    await fill(line, 3)
+    query = {"consumerGroup": "g"}
+    assert b"popTable" not in (await line.call(RequestCode.GET_CONSUME_STATS, query)).body
+    messages = await popped(line, order=order)
+    later(cluster, 4)
+    await (await cluster.line()).send(pop(order=order, pollTime=15_000))
+    await eventually(lambda: len(cluster.broker.components.pop_polling) == 1)
+    stats = decode_consume_stats((await line.call(RequestCode.GET_CONSUME_STATS, query)).body)
+    assert stats.pops == {"T": PopProgress(3, 1)}
+    await ack(line, *messages)
+    stats = decode_consume_stats((await line.call(RequestCode.GET_CONSUME_STATS, query)).body)
+    assert stats.pops == {"T": PopProgress(0, 1)}

@@ -169,6 +169,7 @@ class State:
             self.long_polling.wake_queue,
             self.step_runner,
             self.mappings,
+            lambda _group, _topic: None,
         )
 
     async def ask(self, handler: Handler, request: Request) -> Response:

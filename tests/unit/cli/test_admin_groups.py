@@ -130,6 +130,15 @@ async def test_progress_is_printed_by_queue_with_totals(cluster: FakeCluster) ->
     assert result.stdout.endswith("Consume TPS: 1.50\nConsume Diff Total: 5\nConsume Inflight Total: 3\n")
 
 
+async def test_popped_messages_are_printed_by_topic(cluster: FakeCluster) -> None:
+    pops = PROGRESS[:-1] + b',"popTable":{"Orders":{"inFlight":3,"waiting":1}}}'
+    cluster.on(RequestCode.GET_CONSUME_STATS, lambda _command, _peer: Reply(body=pops))
+    result = await run(cluster, "consumerProgress", "-g", "g")
+    assert cells(result.stdout)[-1] == ["Orders", "3", "1"]
+    output = await run_json(cluster, "consumerProgress", "-g", "g")
+    assert output["pops"] == [{"topic": "Orders", "in_flight": 3, "waiting": 1}]
+
+
 async def test_progress_in_json_has_times_in_milliseconds(cluster: FakeCluster) -> None:
     output = await run_json(cluster, "consumerProgress", "-g", "g", "-t", "Orders")
     assert cluster.seen(RequestCode.GET_CONSUME_STATS)[0].fields["topic"] == "Orders"

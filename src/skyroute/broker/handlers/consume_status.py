@@ -20,7 +20,7 @@ from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.consumers import encode_offset_reset
-from skyroute.wire.calls.groups import QueueProgress, release_name
+from skyroute.wire.calls.groups import PopProgress, QueueProgress, release_name
 from skyroute.wire.calls.progress import (
     ConsumeStatsQuery,
     QueueTimes,
@@ -64,17 +64,24 @@ class ConsumeStatusHandlers:
     """Wakes the suspended pulls of a queue."""
     step_runner: StepRunner
     mappings: QueueMappings
+    pop_progress: Callable[[str, str], PopProgress | None]
+    """Returns the popped messages of a group in a topic; None if it has none, and does not wait for any."""
 
     def group_status(self, request: Request, _peer: Peer) -> Answer:
         """Return a group's offsets and lag; each queue has its state at the time it is read."""
-        parts = consume_stats_parts(self._group_status(decode_consume_stats_query(request)))
+        query = decode_consume_stats_query(request)
+        pops = ((topic, found) for topic in self._topics_of(query) if (found := self.pop_progress(query.group, topic)))
+        parts = consume_stats_parts(self._group_status(query), pops)
         return self.step_runner.answer(write_response(join_parts(parts)))
 
-    def _group_status(self, query: ConsumeStatsQuery) -> Iterator[TopicProgress]:
+    def _topics_of(self, query: ConsumeStatsQuery) -> Iterable[str]:
         topics: Collection[str] = query.topics or self.offsets.topics_of(query.group)
         if not query.even_if_not_subscribed:
             topics = self._subscribed(query.group, topics)
-        for topic in dict.fromkeys(topics):
+        return dict.fromkeys(topics)
+
+    def _group_status(self, query: ConsumeStatsQuery) -> Iterator[TopicProgress]:
+        for topic in self._topics_of(query):
             if (config := self.topics.get(topic)) is not None:
                 yield self._progress(query.group, topic, config.read_queues)
 

@@ -38,8 +38,8 @@ class PopLongPolling(WaitingRequests[PopKey]):
         self._arrivals = arrivals
         self._keys: dict[str, dict[int, dict[PopKey, None]]] = {}
         """Keys with waiting pops by topic and queue whose messages wake them. All queues of retry topics are -1."""
-        self._groups: dict[str, int] = {}
-        """Waiting pops by group."""
+        self._groups: dict[str, dict[str, int]] = {}
+        """Waiting pops by group and topic."""
         self._chars = 0
 
     def has_room(self, key: PopKey, chars: int = 0) -> bool:
@@ -47,17 +47,18 @@ class PopLongPolling(WaitingRequests[PopKey]):
         return (
             len(self) < WAITING_MAX
             and self.waiting(key) < WAITING_A_QUEUE_MAX
-            and self.waiting_of(key[1]) < WAITING_A_GROUP_MAX
+            and sum(self._groups.get(key[1], {}).values()) < WAITING_A_GROUP_MAX
             and self._chars + chars <= WAITING_CHARS_MAX
         )
 
-    def waiting_of(self, group: str) -> int:
-        """Return the number of waiting pops of a group."""
-        return self._groups.get(group, 0)
+    def waiting_of(self, group: str, topic: str) -> int:
+        """Return the number of waiting pops of a group for a topic."""
+        return self._groups.get(group, {}).get(topic, 0)
 
     def suspend(self, pull: SuspendedRequest[PopKey]) -> DeferredResponse:
         key = pull.queue
-        self._groups[key[1]] = self.waiting_of(key[1]) + 1
+        topics = self._groups.setdefault(key[1], {})
+        topics[key[0]] = topics.get(key[0], 0) + 1
         self._chars += _chars(pull)
         for topic, queue_id in _wakers(key):
             queues = self._keys.get(topic)
@@ -96,8 +97,11 @@ class PopLongPolling(WaitingRequests[PopKey]):
         super()._remove(pull)
         key = pull.queue
         self._chars -= _chars(pull)
-        self._groups[key[1]] -= 1
-        if not self._groups[key[1]]:
+        topics = self._groups[key[1]]
+        topics[key[0]] -= 1
+        if not topics[key[0]]:
+            del topics[key[0]]
+        if not topics:
             del self._groups[key[1]]
         if self.waiting(key):
             return

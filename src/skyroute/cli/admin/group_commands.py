@@ -201,7 +201,11 @@ def _progress(progress: GroupProgress, owners: Mapping[QueueRef, str], *, with_o
         f"{table(columns, rows)}\n\nConsume TPS: {progress.tps:.2f}\nConsume Diff Total: {progress.lag}\n"
         f"Consume Inflight Total: {progress.inflight}"
     )
-    totals = {"tps": progress.tps, "diff_total": progress.lag, "inflight_total": progress.inflight}
+    totals: dict[str, object] = {"tps": progress.tps, "diff_total": progress.lag, "inflight_total": progress.inflight}
+    if progress.pops:
+        pops = [(topic, each.in_flight, each.waiting) for topic, each in progress.pops.items()]
+        text += f"\n\n{table(['Topic', 'Popped, not acknowledged', 'Waiting pops'], pops)}"
+        totals["pops"] = [dict(zip(("topic", "in_flight", "waiting"), each, strict=True)) for each in pops]
     return text, {"group": progress.group, "queues": values, **totals}
 
 

@@ -1,7 +1,7 @@
 """Admin calls about groups: settings, connected clients, consume progress, and offset resets."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
 
@@ -37,6 +37,7 @@ from skyroute.wire.calls.groups import (
     ConsumerConnections,
     ConsumeStats,
     GroupConfig,
+    PopProgress,
     QueueProgress,
     decode_consume_stats,
     decode_consumer_connections,
@@ -78,6 +79,13 @@ class GroupProgress:
     queues: Mapping[QueueRef, QueueProgress]
     tps: float
     """Messages consumed per second, on all brokers."""
+    pops: Mapping[str, PopProgress] = field(default_factory=dict)
+    """Popped messages by topic, on our brokers."""
+
+    @property
+    def popped(self) -> PopProgress:
+        """Popped messages of all topics."""
+        return sum_pops(self.pops.values())
 
     @property
     def lag(self) -> int:
@@ -88,6 +96,20 @@ class GroupProgress:
     def inflight(self) -> int:
         """Messages that members have pulled and not yet consumed."""
         return sum(progress.inflight for progress in self.queues.values())
+
+
+def sum_pops(pops: Iterable[PopProgress]) -> PopProgress:
+    """Return the sum of popped messages."""
+    listed = list(pops)
+    return PopProgress(sum(each.in_flight for each in listed), sum(each.waiting for each in listed))
+
+
+def group_progress(group: str, results: Collection[ConsumeStats]) -> GroupProgress:
+    """Return the progress of a group on all brokers that have it."""
+    queues = {queue: progress for stats in results for queue, progress in stats.queues.items()}
+    topics = sorted({topic for stats in results for topic in stats.pops})
+    pops = {topic: sum_pops(stats.pops[topic] for stats in results if topic in stats.pops) for topic in topics}
+    return GroupProgress(group, dict(sorted(queues.items())), sum(stats.tps for stats in results), pops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +287,8 @@ class GroupAdmin(TopicAdmin):
         check_texts(group=group)
         check_texts_or_none(topic=topic, cluster=cluster)
         found = await self._progress(self._names.full(group), topic and self._names.full(topic), cluster)
-        return GroupProgress(self._names.short(group), self._names.short_queues(found.queues), found.tps)
+        pops = {self._names.short(name): pops for name, pops in found.pops.items()}
+        return GroupProgress(self._names.short(group), self._names.short_queues(found.queues), found.tps, pops)
 
     async def _progress(self, group: str, topic: str | None, cluster: str | None = None) -> GroupProgress:
         async def call(address: str) -> ConsumeStats:
@@ -273,8 +296,7 @@ class GroupAdmin(TopicAdmin):
             return decode_consume_stats(response.body)
 
         results = (await call_all(await self._group_addresses(group, topic, cluster), call)).values()
-        found = {queue: progress for stats in results for queue, progress in stats.queues.items()}
-        return GroupProgress(group, dict(sorted(found.items())), sum(stats.tps for stats in results))
+        return group_progress(group, results)
 
     async def summaries(self) -> list[GroupSummary]:
         """Return progress and members of every consumer group.

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from skyroute.client.admin import Admin
 from skyroute.client.admin.base import Failures, SomeFailedError, call_each
-from skyroute.client.admin.groups import GroupProgress
+from skyroute.client.admin.groups import GroupProgress, group_progress
 from skyroute.client.errors import ConsumerOfflineError, RequestTimeoutError
 from skyroute.console.cluster_data.monitor import ClusterSnapshot
 from skyroute.errors import SkyrouteError
@@ -70,9 +70,9 @@ async def fetch_group_status(
         _ask_each(addresses, lambda address: _read_stats(admin, group, address)),
         _ask_each(addresses, lambda address: _read_consumers(admin, group, address)),
     )
-    queues = {queue: progress for each in stats.values() for queue, progress in each.queues.items()}
-    progress = GroupProgress(group, dict(sorted(queues.items())), sum(each.tps for each in stats.values()))
-    return GroupStatus(progress, _merge(consumers.values()), {**down, **failed, **failed_too})
+    return GroupStatus(
+        group_progress(group, stats.values()), _merge(consumers.values()), {**down, **failed, **failed_too}
+    )
 
 
 async def fetch_consumers(

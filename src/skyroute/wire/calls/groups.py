@@ -394,16 +394,28 @@ class QueueProgress(
         return max(0, self.pull_offset - self.consumer_offset)  # brokers before 5.0 do not send the first
 
 
+class PopProgress(msgspec.Struct, frozen=True, rename="camel"):
+    """Popped messages of a group in a topic on one broker. Only our brokers send it."""
+
+    in_flight: int = 0
+    """Messages that are not acknowledged and not visible again."""
+    waiting: int = 0
+    """Pops in long polling."""
+
+
 class ConsumeStats(msgspec.Struct, frozen=True):
     """Progress of a group on one broker."""
 
     queues: dict[QueueRef, QueueProgress]
     tps: float = 0.0
+    pops: dict[str, PopProgress] = {}
+    """Popped messages by topic."""
 
 
 class _ConsumeStats(msgspec.Struct, rename="camel"):
     offset_table: dict[str, QueueProgress] = {}
     consume_tps: float = 0.0
+    pop_table: dict[str, PopProgress] = {}
 
 
 def encode_consume_stats_query(group: str, topic: str | None = None) -> Request:
@@ -421,7 +433,7 @@ def decode_consume_stats(body: bytes) -> ConsumeStats:
         BodyError: it is invalid.
     """
     decoded = decode_with_queue_keys(body, _ConsumeStats)
-    return ConsumeStats(by_queue(decoded.offset_table), decoded.consume_tps)
+    return ConsumeStats(by_queue(decoded.offset_table), decoded.consume_tps, decoded.pop_table)
 
 
 class _ResetOffsets(msgspec.Struct, rename="camel"):

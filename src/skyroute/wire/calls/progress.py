@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from skyroute.wire.calls.groups import QueueProgress
+from skyroute.wire.calls.groups import PopProgress, QueueProgress
 from skyroute.wire.calls.topics import write_struct
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int64, Request
@@ -53,8 +53,8 @@ class TopicProgress(NamedTuple):
     tps: float
 
 
-def consume_stats_parts(topics: Iterable[TopicProgress]) -> Iterator[str]:
-    """Encode a group's progress, one part per queue."""
+def consume_stats_parts(topics: Iterable[TopicProgress], pops: Iterable[tuple[str, PopProgress]] = ()) -> Iterator[str]:
+    """Encode a group's progress, one part per queue; Apache's tools ignore popped messages by topic."""
     tps = 0.0
 
     def entries() -> Iterator[str]:
@@ -66,7 +66,12 @@ def consume_stats_parts(topics: Iterable[TopicProgress]) -> Iterator[str]:
 
     yield '{"offsetTable":{'
     yield from separated(entries())
-    yield f'}},"consumeTps":{tps!r}}}'
+    yield f'}},"consumeTps":{tps!r}'
+    separator = ',"popTable":{'
+    for name, progress in pops:
+        yield f"{separator}{write_legacy(name)}:{write_struct(progress)}"
+        separator = ","
+    yield "}}" if separator == "," else "}"
 
 
 def _progress_entries(topic: TopicProgress) -> Iterator[str]:
