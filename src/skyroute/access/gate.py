@@ -16,7 +16,7 @@ from skyroute.access.policies import Decision, Need
 from skyroute.access.rules import Rules
 from skyroute.access.sources import NO_SOURCES, Sources
 from skyroute.access.users import User
-from skyroute.wire.calls.send import SendRequest, SignedSending, SignedSendRequest
+from skyroute.wire.calls.send import SendRequest, SignedSendRequest
 from skyroute.wire.codes import READ_CODES, RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import WireError
@@ -179,24 +179,24 @@ class Gate:
             source: The IP address that it came from, without a port.
             certificate_names: Subject and alternative names of the checked client certificate, if there is one.
         """
-        verdict = None
-        if isinstance(request, SignedSendRequest):
-            verdict = self._check_again(request, request.fields, source)
-        if verdict is None:
-            verdict = self._check(request, source, certificate_names)
+        verdict = self._check(request, source, certificate_names)
         self.counts[verdict.reason] += 1
         return verdict
 
-    def _check_again(self, request: Request, sending: SignedSending, source: str) -> Verdict | None:
-        """Return the remembered verdict about a send, if its signature is right; None if it must be weighed.
+    def check_again(self, request: SignedSendRequest, source: str) -> Verdict | None:
+        """Return the remembered verdict about a send, if it is allowed and its signature is right; otherwise None.
 
-        A verdict is remembered only for a user that had to sign, so that the signature is all that can differ.
+        `check` decides about all others. A verdict is remembered only for a user that had to sign, so that the
+        signature is all that can differ.
         """
+        sending = request.fields
         verdict = self._verdicts.get((sending.access_key, request.code, source, True, sending.topic))
-        if verdict is None or verdict.user is None:
+        if verdict is None or verdict.user is None or not verdict.is_allowed:
             return None
-        has_signed = verdict.user.password.has_signed
-        return verdict if has_signed(sending.signature, sending.signed_text(), request.body) else None
+        if not verdict.user.password.has_signed(sending.signature, sending.signed_text(), request.body):
+            return None
+        self.counts[verdict.reason] += 1
+        return verdict
 
     def _check(self, request: Request, source: str, certificate_names: Sequence[str]) -> Verdict:
         settings, row = self.settings, self._table.get(request.code)

@@ -96,6 +96,9 @@ class Enforcer:
         self._connections: Counter[str] = Counter()
         """Number of connections by user; there are at most as many as connections."""
         self._limits_users = bool(self._connections_max or any(self._rates))
+        has_more_to_do = self._limits_users or config.audited == "all"
+        self._sends = None if has_more_to_do else self._control.gate
+        """The gate, if allowed sends are neither limited nor recorded, so that its remembered decision is enough."""
         if settings is not None:
             self._start(config, store)
 
@@ -152,6 +155,12 @@ class Enforcer:
     def check(self, request: Request, peer: Peer) -> Response | None:
         """Return the response that refuses a request; None if it is allowed."""
         self._verdict = None  # if this fails, no handler may go by an earlier decision
+        if self._sends is not None and isinstance(request, SignedSendRequest):
+            known = self._sends.check_again(request, peer.source)
+            if known is not None:
+                self._verdict = known
+                peer.user = known.name
+                return None
         verdict = self._control.check(request, peer.source, peer.certificate_names, self._now_ms)
         self._verdict = verdict
         if verdict is None or verdict.is_allowed:

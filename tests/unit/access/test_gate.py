@@ -11,7 +11,7 @@ from skyroute.access.rules import Rules
 from skyroute.access.sources import parse_patterns, parse_sources
 from skyroute.access.users import Password, User
 from skyroute.client.session.signing import Credentials
-from skyroute.wire.calls.send import decode_send, read_send_header, read_signed_send_header
+from skyroute.wire.calls.send import SignedSendRequest, decode_send, read_send_header, read_signed_send_header
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request
 from skyroute.wire.header import decode_request_header
@@ -36,6 +36,8 @@ def signed(code: int, fields: dict[str, str] | None = None, body: bytes = b"", n
 
 
 def reason(gate: Gate, request: Request, source: str = "10.0.0.1", *names: str) -> Reason:
+    if isinstance(request, SignedSendRequest) and (known := gate.check_again(request, source)) is not None:
+        return known.reason  # as a server does
     return gate.check(request, source, names).reason
 
 
@@ -199,20 +201,24 @@ def test_a_send_that_is_decoded_directly_is_decided_as_any_other(
 
 
 def test_a_remembered_verdict_about_a_send_is_for_its_user_topic_and_source_only() -> None:
-    def direct(fields: dict[str, str], name: str = "alice") -> Request:
+    def direct(fields: dict[str, str], name: str = "alice") -> SignedSendRequest:
         request = read_signed_send_header(header_of(signed(310, fields, b"body", name)))
         assert request is not None
         request.body = b"body"
         return request
 
     gate = Gate(CLOSED, rules(entry("Topic:t", "Pub", "Allow", "10.0.0.1")))
+    assert gate.check_again(direct(SEND), "10.0.0.1") is None
     assert reason(gate, direct(SEND)) is Reason.POLICY
-    assert reason(gate, direct(SEND)) is Reason.POLICY
+    known = gate.check_again(direct(SEND), "10.0.0.1")
+    assert known is not None
+    assert (known.reason, gate.counts[Reason.POLICY]) == (Reason.POLICY, 2)
     assert reason(gate, direct(SEND | {"b": "other"})) is Reason.NO_POLICY
     assert reason(gate, direct(SEND), "10.0.0.2") is Reason.NO_POLICY
     assert reason(gate, direct(SEND, "bob")) is Reason.UNKNOWN_USER
     forged = direct(SEND)
     forged.body = b"another"
+    assert gate.check_again(forged, "10.0.0.1") is None
     assert reason(gate, forged) is Reason.BAD_SIGNATURE
     gate.use(rules(entry("Topic:t", "Pub", "Deny")))
     assert reason(gate, direct(SEND)) is Reason.DENIED
