@@ -13,6 +13,7 @@ from skyroute.errors import SkyrouteError
 from skyroute.message.message import Message
 from skyroute.wire.auto_switch import SlaveHello, encode_slave_hello
 from tests.support.connections import connection_to
+from tests.support.cut_proxy import CutProxy
 from tests.support.disks import bodies
 from tests.support.replica_groups import ReplicaGroup, replica_group
 from tests.support.signing import ROOT
@@ -275,3 +276,28 @@ async def test_a_master_that_is_removed_from_its_group_steps_down_and_keeps_no_s
         await eventually(lambda: group.mode(1).is_connected, "broker 1 follows it")
         await group.start(3)
         await eventually(lambda: (state := group.mode(2).state) is not None and state.members == {2, 3})
+
+
+async def test_a_master_that_is_cut_off_accepts_nothing_and_follows_later(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"min_in_sync_replicas": 2, "controller_lease_s": 2.0}
+    async with replica_group(tmp_path) as group, producer(group) as sender:
+        with CutProxy(group.controller.address) as to_controller:
+            to_controller.stand_in()
+            await group.start(1, controller_list=to_controller.address, **settings)
+            for number in (2, 3):
+                await group.start(number, **settings)
+            await group.in_sync(1, 2, 3)
+            await send_until_accepted(sender, b"before")
+            to_controller.cut()
+            await eventually(lambda: any(group.roles(number).is_master for number in (2, 3)), "a new master")
+            async with connection_to(group.brokers[1].address) as line:
+                fields = {
+                    **{"producerGroup": "p", "topic": TOPIC, "defaultTopic": "TBW102", "defaultTopicQueueNums": "4"},
+                    **{"queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": ""},
+                }
+                assert (await line.call(10, fields, b"cut off")).code != 0
+            to_controller.heal()
+            await eventually(lambda: not group.roles(1).is_master, "the old master follows")
+            await group.in_sync(1, 2, 3)
+            await send_until_accepted(sender, b"after")
+            await eventually(lambda: stored(group, 1) == {b"before", b"after"}, "what it stored alone is cut off")
