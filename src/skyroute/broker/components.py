@@ -250,6 +250,7 @@ class Components:
             load_progress=self._load_progress,
             master_tasks=self._master_tasks,
             long_polling=self.long_polling,
+            end_polls=self._end_polls,
             on_arrived=self._on_arrived,
             clock=self.clock,
             tls=tls,
@@ -257,6 +258,10 @@ class Components:
             disk=disk,
         )
         return roles
+
+    def _end_polls(self) -> None:
+        self.long_polling.end_all()
+        self.pop_polling.end_all()
 
     def _use_pop(self, order_file: JsonFile) -> None:
         now_ms, alarm = self._now_ms, Alarm()

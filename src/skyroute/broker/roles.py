@@ -57,6 +57,7 @@ class Roles:
         load_progress: Callable[[], None],
         master_tasks: Callable[[], Iterable[Coroutine[Any, Any, None]]],
         long_polling: LongPolling,
+        end_polls: Callable[[], None],
         on_arrived: Callable[[dict[tuple[str, int], None]], None],
         clock: Clock,
         tls: ssl.SSLContext | None,
@@ -73,6 +74,7 @@ class Roles:
         self._load_progress = load_progress
         self._master_tasks = master_tasks
         self._long_polling = long_polling
+        self._end_polls = end_polls
         self._tls = tls
         self._signer = signer
         self._tasks = Background()
@@ -125,7 +127,9 @@ class Roles:
 
     async def fence(self) -> None:
         """Accept no messages, and end the work of masters."""
-        self._serves_as_master = False
+        if self._serves_as_master:
+            self._serves_as_master = False
+            self._end_polls()  # consumers wait for messages that the next master gets
         self._appender.refusal = self._refusal
         self._waits.stop()
         await self._tasks.end()

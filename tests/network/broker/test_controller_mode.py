@@ -301,3 +301,23 @@ async def test_a_master_that_is_cut_off_accepts_nothing_and_follows_later(tmp_pa
             await group.in_sync(1, 2, 3)
             await send_until_accepted(sender, b"after")
             await eventually(lambda: stored(group, 1) == {b"before", b"after"}, "what it stored alone is cut off")
+
+
+async def test_a_master_that_is_replaced_answers_suspended_pulls(tmp_path: Path) -> None:
+    """Consumers would wait there for messages that the next master gets."""
+    async with replica_group(tmp_path, 2) as group, producer(group) as sender:
+        await send_until_accepted(sender, b"one")
+        await group.in_sync(1, 2)
+        old = group.brokers[1].components
+        pull = {
+            **{"consumerGroup": "g", "topic": TOPIC, "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0"},
+            **{"suspendTimeoutMillis": "60000", "subscription": "*", "subVersion": "0", "expressionType": "TAG"},
+        }
+        offsets = {str(queue): str(old.store.max_offset(TOPIC, queue)) for queue in range(4)}
+        async with connection_to(group.brokers[1].address) as line, connection_to(group.controller.address) as tool:
+            for queue, offset in offsets.items():
+                await line.send(11, pull | {"queueId": queue, "queueOffset": offset})
+            await eventually(lambda: len(old.long_polling) == 4)
+            fields = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerId": "2"}
+            assert (await tool.call(1002, fields | {"designateElect": "true"})).code == 0
+            await eventually(lambda: group.roles(2).is_master and len(old.long_polling) == 0, timeout_s=20.0)

@@ -134,9 +134,16 @@ class WaitingRequests(Generic[Q]):
     def expire(self, now: float) -> None:
         """Complete the pulls whose timeout is over."""
         tick = int(now * TICKS_A_SECOND)
-        past = [past for past in self._by_tick if past <= tick and past not in self._expiring]
-        self._expiring.update(past)
-        self._begin(map(self._time_out, past))
+        self._end([past for past in self._by_tick if past <= tick])
+
+    def end_all(self) -> None:
+        """Complete all pulls, as after their timeout: another broker has the next messages."""
+        self._end(self._by_tick)
+
+    def _end(self, ticks: Iterable[int]) -> None:
+        ended = [tick for tick in ticks if tick not in self._expiring]
+        self._expiring.update(ended)
+        self._begin(map(self._time_out, ended))
 
     def _time_out(self, tick: int) -> Iterator[None]:
         try:
