@@ -557,6 +557,7 @@ class Components:
             ha_address=lambda: self.registrar.own.ha_address,
             log_end_at_start=self._log_end_at_start,
             acting=self.acting,
+            sync=None if self.ha_slave is None else self.metadata_sync,
         )
         return {
             RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: replication.smallest_id_changed,

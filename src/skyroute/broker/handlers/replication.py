@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from skyroute.broker.acting.acting_master import ActingMaster
 from skyroute.broker.identity import Identity
 from skyroute.broker.replication.master import HaMaster
+from skyroute.broker.replication.metadata_sync import MetadataSync
 from skyroute.broker.replication.slave import HaSlave
 from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.store.message_store import MessageStore
@@ -35,6 +36,8 @@ class ReplicationHandlers:
     ha_address: Callable[[], str | None]
     log_end_at_start: int
     acting: ActingMaster | None = None
+    sync: MetadataSync | None = None
+    """On a slave."""
 
     def status(self, _request: Request, _peer: Peer) -> Response:
         """Return who follows whom, and how far behind."""
@@ -92,5 +95,7 @@ class ReplicationHandlers:
         return Response(body=self.timers.check_point)
 
     def timer_metrics(self, _request: Request, _peer: Peer) -> Response:
-        """Return the numbers of timer messages by topic."""
+        """Return the numbers of timer messages by topic; a slave has its master's."""
+        if self.sync is not None and self.sync.timer_metrics is not None:
+            return Response(body=self.sync.timer_metrics)
         return encode_timer_metrics()

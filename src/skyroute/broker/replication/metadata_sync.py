@@ -17,7 +17,7 @@ from skyroute.broker.tables.consumer_groups import Groups, read_groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets, read_offsets
 from skyroute.broker.tables.queue_mappings import QueueMappings, read_page_mappings
 from skyroute.broker.tables.request_modes import RequestModes, read_request_modes
-from skyroute.broker.tables.table_format import read_version
+from skyroute.broker.tables.table_format import read_as, read_version
 from skyroute.broker.tables.topics import Announce, Topics, read_topics
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
@@ -81,6 +81,8 @@ class MetadataSync:
         self._wake = asyncio.Event()
         self._slow_at = self._offsets_at = 0.0
         self._failed: set[str] = set()
+        self.timer_metrics: bytes | None = None
+        """The master's numbers of timer messages by topic, in the form in which others ask for them."""
         self.synced_at = 0.0
         """When the last complete round ended; 0 before the first."""
 
@@ -128,6 +130,7 @@ class MetadataSync:
             complete &= await self._try("delay offsets", self._sync_delays(channel))
             complete &= await self._try("request modes", self._sync_request_modes(channel))
             complete &= await self._try("timers", self._sync_timers(channel))
+            complete &= await self._try("timer metrics", self._sync_timer_metrics(channel))
         if complete:
             self.synced_at = self._clock.monotonic()
 
@@ -203,6 +206,12 @@ class MetadataSync:
         if body is not None and len(body) >= _CHECK_POINT_BYTES:
             await asyncio.to_thread(self._timers.take_over, body)
 
+    async def _sync_timer_metrics(self, channel: Channel) -> None:
+        body = await self._ask(channel, Request(RequestCode.GET_TIMER_METRICS))
+        if body is not None:
+            read_as(loads(body), dict[str, Any], "the timer metrics")
+            self.timer_metrics = body
+
     # Requests
 
     async def _ask(self, channel: Channel, request: Request) -> bytes | None:
@@ -224,12 +233,12 @@ class MetadataSync:
         for _ in range(PAGES_MAX):
             joined, found = await self._page(channel, code, kind, len(entries), PAGE, seen)
             page_version = read_version(joined)
-            page = joined.get(member) or {}
+            page = read_as(joined.get(member) or {}, dict[str, Any], member)
             if seen is not None and page_version != seen:
                 entries, mappings = {}, {}  # the table has changed: the master begins with the first page
             seen = page_version
             entries.update(page)
-            mappings.update(joined.get(MAPPINGS) or {})
+            mappings.update(read_as(joined.get(MAPPINGS) or {}, dict[str, Any], MAPPINGS))
             if found is None or len(entries) >= found or not page:
                 return {**joined, member: entries, **({MAPPINGS: mappings} if MAPPINGS in joined else {})}
         raise StoreDamagedError(f"the master's table of {kind.lower()}s changes all the time")
@@ -245,4 +254,5 @@ class MetadataSync:
         if response.code != ResponseCode.SUCCESS:
             raise RefusedError(response.code, response.remark or "no remark")
         total = (response.fields or {}).get(f"total{kind}Num")
-        return loads(response.body), None if total is None else int(total)
+        page = read_as(loads(response.body), dict[str, Any], f"a page of {kind.lower()}s")
+        return page, None if total is None else int(total)

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Final
 
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.replication.byte_rate import ByteRate
 from skyroute.broker.store.errors import ForeignLogError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.clock import Clock
@@ -28,7 +29,7 @@ from skyroute.wire.calls.settings import (
     encode_broker_state_query,
 )
 from skyroute.wire.codes import ResponseCode
-from skyroute.wire.ha import TRANSFER_BYTES_MAX, TRANSFER_HEAD_BYTES, decode_transfer_head, encode_report
+from skyroute.wire.ha import TRANSFER_HEAD_BYTES, HaFrameError, decode_transfer_head, encode_report
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ REPORT_S: Final = 5.0
 """Longest time between two reports."""
 CONNECT_S: Final = 3.0
 READ_BYTES: Final = 1 << 18
-_INPUT_BYTES: Final = TRANSFER_BYTES_MAX + TRANSFER_HEAD_BYTES
+HEARTBEATS_MAX: Final = 1_000
+"""Transfers without bytes in one read. They cost time and bring nothing."""
 
 
 class HaState(Enum):
@@ -88,8 +90,7 @@ class HaSlave:
         """End of the master's log, as far as this slave knows it."""
         self.refusal: str | None = None
         """Why this slave does not follow; None if it does or tries to."""
-        self._read_second = (0.0, 0)
-        self.bytes_per_s = 0
+        self._rate = ByteRate(clock.monotonic())
 
     def __repr__(self) -> str:
         return f"<HaSlave of={self.ha_address} {self.state.value} end={self._store.max_position}>"
@@ -98,6 +99,12 @@ class HaSlave:
     def is_connected(self) -> bool:
         """Whether the master sends."""
         return self.state is HaState.TRANSFER
+
+    @property
+    def bytes_per_s(self) -> int:
+        """Bytes from the master in the last whole second."""
+        self._rate.in_second(self._clock.monotonic())
+        return self._rate.per_s
 
     @property
     def behind_bytes(self) -> int:
@@ -126,7 +133,7 @@ class HaSlave:
                 reason = "the master closed the connection"
             except (HistoryError, ForeignLogError) as error:
                 reason = self.refusal = str(error)
-            except (SkyrouteError, OSError, TimeoutError) as error:
+            except (SkyrouteError, OSError, ValueError) as error:  # a master may send any number, or text for one
                 reason = str(error) or type(error).__name__
             self.state = HaState.READY
             if reason != said:  # the same reason may repeat for days
@@ -235,7 +242,7 @@ class HaSlave:
             return False
         now = self._read_at = self._clock.monotonic()
         self.read_at_ms = int(self._clock.wall() * 1000)
-        self._count(now, len(data))
+        self._rate.add(len(data), now)
         self._input += data
         if self._append():
             await self._report(sock)
@@ -244,18 +251,12 @@ class HaSlave:
             await self._report(sock)
         return True
 
-    def _count(self, now: float, size: int) -> None:
-        start, read = self._read_second
-        if now - start >= 1.0:
-            self.bytes_per_s = int(read / (now - start))
-            start, read = now, 0
-        self._read_second = (start, read + size)
-
     def _append(self) -> bool:
         """Append the bodies of all whole transfers; return whether there were any."""
         view, at, store = self._input, 0, self._store
         bodies: list[bytes] = []
         start = -1
+        heartbeats = 0
         expected = store.max_position
         is_empty = expected == store.min_position
         while len(view) - at >= TRANSFER_HEAD_BYTES:
@@ -271,6 +272,8 @@ class HaSlave:
                 start = position if start < 0 else start
                 bodies.append(bytes(memoryview(view)[at + TRANSFER_HEAD_BYTES : at + TRANSFER_HEAD_BYTES + size]))
                 expected = position + size
+            elif (heartbeats := heartbeats + 1) > HEARTBEATS_MAX:
+                raise HaFrameError(f"more than {HEARTBEATS_MAX} heartbeats at once (expected one in seconds)")
             at += TRANSFER_HEAD_BYTES + size
         if bodies:
             store.append_raw(start, b"".join(bodies))

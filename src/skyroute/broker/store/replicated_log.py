@@ -102,7 +102,8 @@ class ReplicatedLog:
                 logger.warning("damaged record received position=%d bytes=%d", self.position, following - self.position)
                 self.position = following
                 return True
-            self._search_at = self._log.end + SEARCH_BYTES
+            # Twice as far each time: a master that sends no record would have all of it searched again and again.
+            self._search_at = self._log.end + max(SEARCH_BYTES, self._log.end - self.position)
         if self._log.end < segment.stop:
             return False
         logger.warning(
