@@ -231,7 +231,7 @@ def write_spark_offsets(_folder: Path) -> bytes:
 LEDGER_VERSION: Final = queue_ledger._MARK.decode().removeprefix("skyroute queues")
 FORMATS: Final = (
     *(Format(name, "apache", store_part(name)) for name in ("commit-log", "consume-queue", "batch-queue", "key-index")),
-    Format("checkpoint", 1, store_part("checkpoint")),
+    Format("checkpoint", 2, store_part("checkpoint")),
     Format("queue-ledger", LEDGER_VERSION, store_part("queue-ledger")),
     Format("abort", 1, write_abort),
     Format("timercheck", 1, write_timer_check),
@@ -336,9 +336,13 @@ def read_console_users(content: bytes, folder: Path) -> object:
 READERS: Final[dict[str, tuple[Callable[[bytes, Path], object], Callable[[object], bool]]]] = {
     "commit-log-apache": (read_log, lambda found: isinstance(found, list) and len(found) == 7),
     "checkpoint-1": (lambda content, _: parse_checkpoint(content).damaged, lambda found: found == []),
-    "queue-ledger-1": (
-        read_ledger,
-        lambda found: found == ({("T", 0): 2, ("T", 1): 2, ("x" * 130, 0): 1, ("Whole", 0): 2}, ["Gone"]),
+    "checkpoint-2": (lambda content, _: parse_checkpoint(content), lambda found: "store_id=1" in repr(found)),
+    **dict.fromkeys(
+        ("queue-ledger-1", "queue-ledger-2"),
+        (
+            read_ledger,
+            lambda found: found == ({("T", 0): 2, ("T", 1): 2, ("x" * 130, 0): 1, ("Whole", 0): 2}, ["Gone"]),
+        ),
     ),
     "timercheck-1": (lambda content, _: read_page(content)[1], lambda found: found == TimerProgress(1500, 4, 9, 3)),
     "topics-json-apache": (

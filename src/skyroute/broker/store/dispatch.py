@@ -5,6 +5,7 @@ in memory. From time to time, or when many records wait, units and keys are writ
 dies before that, recovery finds the records in the log; if the disk refuses, the next write tries again.
 """
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
@@ -17,7 +18,7 @@ from skyroute.broker.store.files.segment import Segment
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index.index_writer import IndexWriter
 from skyroute.broker.store.index.keys import Key, collect_keys, find_value, keyed
-from skyroute.broker.store.queues.queue_ledger import KnownQueues, QueueLedger
+from skyroute.broker.store.queues.queue_ledger import KnownQueues, QueueLedger, is_of_other_store
 from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.files.errors import DiskFullError, StorageError
@@ -26,6 +27,8 @@ from skyroute.message.properties import find_property
 from skyroute.message.property_names import DELAY_LEVEL, TAGS
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from skyroute.message.tags import tag_code
+
+logger = logging.getLogger(__name__)
 
 TAGS_START: Final = f"{TAGS}\x01".encode()
 NOT_IN_QUEUE: Final = int(TransactionState.PREPARED & TransactionState.ROLLED_BACK)
@@ -330,15 +333,21 @@ class Dispatcher:
     # ----------------------------------------------------------------------------------------------------------- ledger
 
     def read_ledger(self) -> KnownQueues | None:
-        """Return the queues in the ledger; None if it is missing or damaged."""
-        return self._ledger.read()
+        """Return the queues in the ledger; None if it is missing, damaged, or of another store."""
+        known = self._ledger.read()
+        if known is not None and is_of_other_store(self._ledger.store_id, self._checkpoint.store_id):
+            logger.warning("queue ledger of another store ignored file=%s", self._ledger.path)
+            return None
+        return known
 
-    def begin_ledger(self, queues: Iterable[TopicQueue], deleted: dict[str, int]) -> None:
-        """Rewrite the ledger and keep it up to date; on a full disk, run without one.
+    def begin_ledger(self, queues: Iterable[TopicQueue], deleted: dict[str, int], now_ms: int) -> None:
+        """Rewrite the ledger and keep it up to date; on a full disk, run without one. A new store gets `now_ms` as id.
 
         Raises:
             FileWriteError: it cannot be written for another reason.
         """
+        self._ledger.store_id = self._checkpoint.store_id or self._ledger.store_id or now_ms
+        self._checkpoint.note_store_id(self._ledger.store_id)
         try:
             self._ledger.begin(queues, deleted)
         except DiskFullError:

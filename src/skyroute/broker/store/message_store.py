@@ -168,7 +168,8 @@ class MessageStore(StoreReader):
             damage_file.save(self.damage)
         # A deletion behind the end is of another log: a ledger of another folder, or a log restored from a backup.
         deleted = {topic: at for topic, at in state.deleted.items() if self._log.start < at <= self._log.end}
-        self._dispatcher.begin_ledger([queue for queue in self._queues.by_key.values() if queue.written_end], deleted)
+        written = [queue for queue in self._queues.by_key.values() if queue.written_end]
+        self._dispatcher.begin_ledger(written, deleted, now_ms)
         self._last_stored_ms = max(self._dispatcher.written_ms, self._checkpoint.log_ms)
         if shutdown is not Shutdown.CLEAN:
             self.flush()

@@ -138,6 +138,28 @@ def test_an_unfinished_batch_of_an_earlier_boot_is_not_believed(tmp_path: Path) 
     store.close()
 
 
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_queue_ledger_of_another_folder_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, dies: bool
+) -> None:
+    other = fill(tmp_path / "other", 40)
+    other.close()
+    store = small_store(tmp_path / "store", NoSyncDisk(), now_ms=NOW_MS + 1)
+    for number in range(10):
+        store.append(draft("T", number % 2, b"body"), NOW_MS + number)
+    store.dispatch()
+    store.kill() if dies else store.close()
+    shutil.copy(tmp_path / "other" / "queues", tmp_path / "store" / "queues")
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING):
+            store, _recovered = reopen(tmp_path / "store")
+        assert [store.max_offset("T", queue_id) for queue_id in (0, 1)] == [5, 5]
+        store.close()
+    assert [each.getMessage().partition(" file=")[0] for each in caplog.records] == [
+        "queue ledger of another store ignored"
+    ]
+
+
 # ----------------------------------------------------------------------------------------------------------- rebuilding
 
 

@@ -1,6 +1,6 @@
 """The checkpoint file: up to where log, queues and index are written, and on disk.
 
-Apache's broker reads and writes three times and, in controller mode, the confirmed position. Six notes of ours are
+Apache's broker reads and writes three times and, in controller mode, the confirmed position. Seven notes of ours are
 behind them, where Apache's broker does not look.
 """
 
@@ -30,6 +30,8 @@ _FAILED: Final = Struct(">q")
 _FAILED_AT: Final = 3072
 _PARTIAL: Final = Struct(">q")
 _PARTIAL_AT: Final = 3328
+_STORE_ID: Final = Struct(">q")
+_STORE_ID_AT: Final = 3584
 _CHECKSUM_START: Final = crc32(b"skyroute")
 """Initial value of the checksums of our notes, so that zeros are no valid note."""
 _CHECKSUM: Final = Struct(">I")
@@ -150,6 +152,16 @@ class Checkpoint:
         self._map[_BATCH_AT : _BATCH_AT + _BATCH.size] = _NO_BATCH
 
     @property
+    def store_id(self) -> int:
+        """Id of the store, which its queue ledger has as well; 0 if unknown."""
+        numbers = self._read_note(_STORE_ID, _STORE_ID_AT)
+        return 0 if numbers is None else numbers[0]
+
+    def note_store_id(self, store_id: int) -> None:
+        """Note the id of the store; `save` puts the note on disk."""
+        self._write_note(_STORE_ID.pack(store_id), _STORE_ID_AT)
+
+    @property
     def has_failed_flush(self) -> bool:
         """Whether a flush has failed since the store was opened: the system may have dropped writes it still shows."""
         return self._read_note(_FAILED, _FAILED_AT) is not None
@@ -218,6 +230,8 @@ class CheckpointPage(NamedTuple):
     """As of `Checkpoint`."""
     unfinished_batch: int | None
     """As of `Checkpoint`."""
+    store_id: int
+    """As of `Checkpoint`."""
     damaged: list[int]
     """Offsets of notes with a wrong checksum."""
 
@@ -228,7 +242,7 @@ def parse_checkpoint(page: bytes) -> CheckpointPage:
     found: dict[int, tuple[int, ...]] = {}
     damaged = []
     notes = (_DERIVED, _DERIVED_AT), (_ON_DISK, _ON_DISK_AT), (_CLOSED, _CLOSED_AT), (_BATCH, _BATCH_AT)
-    for layout, at in (*notes, (_FAILED, _FAILED_AT), (_PARTIAL, _PARTIAL_AT)):
+    for layout, at in (*notes, (_FAILED, _FAILED_AT), (_PARTIAL, _PARTIAL_AT), (_STORE_ID, _STORE_ID_AT)):
         note = page[at : at + layout.size]
         (checksum,) = _CHECKSUM.unpack_from(page, at + layout.size)
         if any(note) and checksum != crc32(note, _CHECKSUM_START):
@@ -242,5 +256,6 @@ def parse_checkpoint(page: bytes) -> CheckpointPage:
         None if derived is None else (derived[0], derived[1]),
         closed[0] if closed is not None and closed[1:] == times else None,
         None if batch is None else batch[0] - 1,
+        found.get(_STORE_ID_AT, (0,))[0],
         damaged,
     )

@@ -3,7 +3,8 @@
 Without it, a removed queue folder, or a truncated or zeroed queue file, looks like a shorter queue. It also lists
 deleted topics, so that recovery does not restore them from their records in the log.
 
-Apache's broker does not read this file. Once it has used the folder, the ledger is out of date and ignored.
+Apache's broker does not read this file. Once it has used the folder, the ledger is out of date and ignored. So is a
+ledger of another folder: ledger and checkpoint have the same store id.
 """
 
 import mmap
@@ -25,7 +26,10 @@ GROWTH_BYTES: Final = 1 << 14
 
 LEDGER_NAME: Final = "queues"
 
-_MARK: Final = b"skyroute queues1"
+_MARK: Final = b"skyroute queues2"
+_MARK_WITHOUT_ID: Final = b"skyroute queues1"
+_STORE_ID: Final = Struct(">q")
+_HEAD_BYTES: Final = len(_MARK) + _STORE_ID.size
 _ENTRY: Final = Struct(">IBHi")
 """Checksum of the rest and the topic, kind, length of the topic, queue id. The topic follows."""
 _ENDS: Final = Struct(">qqqI")
@@ -66,6 +70,8 @@ class QueueLedger:
         self._end = 0
         self.is_new = False
         """Its name may not be on disk."""
+        self.store_id = 0
+        """Id of the store, as read or for the next `begin`; 0 if unknown."""
         self._ends_at: dict[TopicQueue, int] = {}
         self._unflushed: dict[TopicQueue, None] = {}
         self._flushed: dict[TopicQueue, int] = {}
@@ -84,9 +90,12 @@ class QueueLedger:
             content = self.path.read_bytes()
         except OSError:
             return None
-        if not content.startswith(_MARK):
+        known, at = KnownQueues(), len(_MARK_WITHOUT_ID)
+        if content.startswith(_MARK) and len(content) >= _HEAD_BYTES:
+            (self.store_id,) = _STORE_ID.unpack_from(content, at)
+            at = _HEAD_BYTES
+        elif not content.startswith(_MARK_WITHOUT_ID):
             return None
-        known, at = KnownQueues(), len(_MARK)
         while at + _ENTRY.size <= len(content) and content[at : at + _ENTRY.size].strip(b"\0"):
             found = _read_entry(content, at)
             if found is None:
@@ -108,7 +117,7 @@ class QueueLedger:
         """
         self._deleted = deleted
         entries = [_entry(_DELETED_TOPIC, topic, 0) + _ends(position) for topic, position in deleted.items()]
-        entries_at = len(_MARK) + sum(map(len, entries))
+        entries_at = _HEAD_BYTES + sum(map(len, entries))
         ends_at: dict[TopicQueue, int] = {}
         for queue in queues:
             entry = _entry(_kind(queue), queue.topic, queue.queue_id)
@@ -116,7 +125,7 @@ class QueueLedger:
             end = queue.written_end
             entries.append(entry + _ends(end, self._flushed.setdefault(queue, end), queue.first_kept))
             entries_at += len(entries[-1])
-        content = _MARK + b"".join(entries)
+        content = _MARK + _STORE_ID.pack(self.store_id) + b"".join(entries)
         size = len(content) + max(GROWTH_BYTES, len(content) // 2)
         self._disk.remove(self._staged)
         descriptor = self._disk.open(self._staged, 0)
@@ -231,13 +240,18 @@ class QueueLedger:
         return at + len(entry)
 
 
+def is_of_other_store(ledger_id: int, checkpoint_id: int) -> bool:
+    """Return whether a ledger is not of the store of a checkpoint, by the store ids; 0 is unknown."""
+    return bool(ledger_id and checkpoint_id) and ledger_id != checkpoint_id
+
+
 def encode_ledger(known: KnownQueues) -> bytes:
-    """Return a ledger as its file holds it."""
+    """Return a ledger as its file holds it, for any store."""
     entries = [_entry(_DELETED_TOPIC, topic, 0) + _ends(position) for topic, position in known.deleted.items()]
     for (topic, queue_id), queue in known.queues.items():
         kind = _BATCH_QUEUE if queue.is_batch_queue else _QUEUE
         entries.append(_entry(kind, topic, queue_id) + _ends(queue.end, queue.flushed_end, queue.first))
-    return _MARK + b"".join(entries)
+    return _MARK + _STORE_ID.pack(0) + b"".join(entries)
 
 
 def _kind(queue: TopicQueue) -> int:

@@ -374,9 +374,10 @@ class Repair:
             self.result.losses.append(
                 f"the log ended at {checkpoint.closed_end} when the broker stopped, and ends at {self._log_end} now"
             )
-        ledger = QueueLedger(self.source / LEDGER_NAME, ReadOnlyDisk()).read()
-        if ledger is not None and is_ledger_current(self.source, checkpoint):
-            return ledger
+        ledger = QueueLedger(self.source / LEDGER_NAME, ReadOnlyDisk())
+        listed = ledger.read()
+        if listed is not None and is_ledger_current(self.source, checkpoint, ledger.store_id):
+            return listed
         found = KnownQueues()
         for name in _QUEUES:
             for folder in sorted((self.source / name).glob("*/*")):

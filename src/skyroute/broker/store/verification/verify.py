@@ -21,7 +21,7 @@ from skyroute.broker.store.files.folder_lock import is_locked
 from skyroute.broker.store.files.read_only import ReadOnlyDisk, segments_in
 from skyroute.broker.store.files.segment import OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.files.sparse import data_chunks
-from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, KnownQueues, QueueLedger
+from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, KnownQueues, QueueLedger, is_of_other_store
 from skyroute.broker.store.recovery.damage import CUT_FOLDER, RANGES_MAX, DamagedRange
 from skyroute.broker.store.recovery.log_scan import TORN, scan_log
 from skyroute.broker.store.settings import StoreSettings
@@ -267,12 +267,13 @@ class StoreCheck:
     def _read_ledger(self, checkpoint: CheckpointPage | None) -> KnownQueues | None:
         """Return the queues in the ledger; None if it is missing, damaged, or out of date."""
         path = self.folder / LEDGER_NAME
-        known = QueueLedger(path, ReadOnlyDisk()).read()
+        ledger = QueueLedger(path, ReadOnlyDisk())
+        known = ledger.read()
         if known is None and (path.exists() or (checkpoint is not None and checkpoint.closed_end is not None)):
             cost = "none: the next start reads the log to find missing queues"
             what = "the queue ledger is damaged" if path.exists() else "the queue ledger is missing"
             self.report.add("queue", LEDGER_NAME, None, what, cost, "nothing: the next start writes it again")
-        return known if is_ledger_current(self.folder, checkpoint) else None
+        return known if is_ledger_current(self.folder, checkpoint, ledger.store_id) else None
 
     def _add_checkpoint(self, offset: int | None, what: str) -> None:
         cost = "none after a clean stop; after a crash, the next start reads more of the log, or misses damage"
@@ -298,8 +299,10 @@ class StoreCheck:
         return str(path.relative_to(self.folder))
 
 
-def is_ledger_current(folder: Path, checkpoint: CheckpointPage | None) -> bool:
-    """Return whether our broker was the last to use a folder, so that its ledger is up to date."""
+def is_ledger_current(folder: Path, checkpoint: CheckpointPage | None, ledger_id: int) -> bool:
+    """Return whether a ledger is of this folder, and up to date: our broker was the last to use the folder."""
+    if checkpoint is not None and is_of_other_store(ledger_id, checkpoint.store_id):
+        return False
     try:
         return len((folder / "abort").read_bytes().split()) > 1
     except OSError:
