@@ -8,7 +8,7 @@ from skyroute.remoting.stepwise import run_through
 from skyroute.routing.registration import TopicTable
 from skyroute.wire.calls.registration import decode_data_version, decode_registration
 from skyroute.wire.calls.registration_body import decode_topic_table
-from skyroute.wire.calls.route import decode_route, decode_topic_registration
+from skyroute.wire.calls.route import ANNOUNCED_BYTES_MAX, decode_route, decode_topic_registration
 from skyroute.wire.command import FORM_JSON, Request, Response
 from skyroute.wire.errors import BodyError, FieldError, FrameError, HeaderError
 from skyroute.wire.fastjson import Dialect, JsonError, dumps, loads
@@ -133,6 +133,12 @@ def test_a_mapping_has_a_name_and_numbers_that_fit(mapping: str) -> None:
 def test_an_announcement_names_its_broker_and_has_whole_numbers(data: str) -> None:
     with pytest.raises(BodyError):
         decode_topic_registration(Request(fields={"topic": "T"}, body=f'{{"queueDatas":[{data}]}}'.encode()))
+
+
+def test_an_announcement_has_a_maximum_size() -> None:
+    data = b",".join([b'{"brokerName":"b%d"}' % number for number in range(ANNOUNCED_BYTES_MAX // 16)])
+    with pytest.raises(BodyError, match="expected at most"):
+        decode_topic_registration(Request(fields={"topic": "T"}, body=b'{"queueDatas":[%b]}' % data))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from skyroute.wire.errors import BodyError, FieldError
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import is_name, required_name, truth
 
+ANNOUNCED_BYTES_MAX: Final = 64 * 1024
+"""Maximum size of the registration of a single topic, which is processed in one step: some 500 brokers."""
 TOPICS_A_STEP: Final = 4_000
 GROUPS_A_STEP: Final = 400
 """Entries of a long list written in one step: a few milliseconds."""
@@ -249,6 +251,8 @@ def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSet
     topic = required_name(request.fields, "topic")
     if not request.body:
         return topic, {}
+    if len(request.body) > ANNOUNCED_BYTES_MAX:
+        raise BodyError(f"a topic's queues of {len(request.body)} bytes (expected at most {ANNOUNCED_BYTES_MAX})")
     try:
         announced: _Route = fastjson.decode(request.body, _Route)
     except fastjson.JsonError as error:
