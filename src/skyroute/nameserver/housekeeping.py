@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +21,9 @@ LATE_SCANS_MAX: Final = 3
 """Maximum number of late scans in a row that evict no broker."""
 KV_FIRST_PRINT_S: Final = 60.0
 KV_PRINT_S: Final = 600.0
+KV_LOGGED_A_STEP: Final = 256 * 1024
+"""Characters of values logged in one turn of the loop; a line costs as much as `KV_LINE_COST` more."""
+KV_LINE_COST: Final = 4096
 
 
 @dataclass(slots=True)
@@ -81,7 +84,18 @@ async def print_kv(kv: KvConfig) -> None:
     """Log the key-value table periodically, so that it can be restored after a loss."""
     await asyncio.sleep(KV_FIRST_PRINT_S)
     while True:
-        for namespace, entries in kv.tables().items():
-            for key, value in entries.items():
-                log.info("kv config namespace=%r key=%r value=%r", namespace, key, value)
+        for _ in log_kv(kv):
+            await asyncio.sleep(0)
         await asyncio.sleep(KV_PRINT_S)
+
+
+def log_kv(kv: KvConfig) -> Iterator[None]:
+    """Log the key-value table, in steps: it may have many entries, or long ones."""
+    cost = 0
+    for namespace, entries in kv.tables().items():
+        for key, value in entries.items():
+            log.info("kv config namespace=%r key=%r value=%r", namespace, key, value)
+            cost += KV_LINE_COST + len(value)
+            if cost > KV_LOGGED_A_STEP:
+                cost = 0
+                yield

@@ -6,6 +6,7 @@ import pytest
 
 from skyroute.files.errors import FileWriteError
 from skyroute.nameserver.errors import KvConfigRefusedError
+from skyroute.nameserver.housekeeping import KV_LOGGED_A_STEP, log_kv
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.remoting.stepwise import run_through
 from skyroute.settings.errors import ConfigError
@@ -259,3 +260,14 @@ def test_a_damaged_backup_does_not_matter_while_the_file_is_sound(path: Path, ca
         kv = loaded(path)
     assert kv.get("ORDER_TOPIC_CONFIG", "TopicA") == "broker-a:4;broker-b:4"
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(("count", "chars"), [(300, 1), (8, KV_LOGGED_A_STEP)])
+def test_the_table_is_logged_in_steps(path: Path, caplog: pytest.LogCaptureFixture, count: int, chars: int) -> None:
+    kv = loaded(path, 8 * 1024 * 1024)
+    for number in range(count):
+        kv.put("N", f"k{number}", "v" * chars)
+    with caplog.at_level(logging.INFO):
+        steps = sum(1 for _ in log_kv(kv))
+    assert steps >= 4
+    assert len([line for line in caplog.messages if line.startswith("kv config namespace=")]) == count
