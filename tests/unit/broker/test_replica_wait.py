@@ -17,6 +17,22 @@ async def test_waits_complete_in_the_order_of_the_log_once_enough_slaves_have_it
     assert not wait.waiting_count
 
 
+async def test_one_acknowledgement_counts_the_slaves_once_for_all_waits() -> None:
+    wait = ReplicaWait(lambda: 60.0)
+    done: list[Replicated] = []
+    for log_end in range(100, 164):
+        wait.wait_for(log_end, 1, done.append)
+    asked: list[int] = []
+
+    def reached(slaves: int) -> int:
+        asked.append(slaves)
+        return 150
+
+    wait.advance(reached)
+    assert (len(done), asked) == (51, [1])
+    wait.stop()
+
+
 async def test_a_wait_ends_late_at_its_timeout_and_at_the_stop() -> None:
     wait = ReplicaWait(lambda: 0.01)
     late: asyncio.Future[Replicated] = asyncio.get_running_loop().create_future()

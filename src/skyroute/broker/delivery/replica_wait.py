@@ -46,8 +46,15 @@ class ReplicaWait:
     def advance(self, reached: Callable[[int], int]) -> None:
         """Complete waits. `reached` returns the position up to which a number of slaves have the log."""
         waiting = self._waiting
-        while waiting and waiting[0][0] <= reached(waiting[0][1]):
-            waiting.popleft()[3](Replicated.DONE)
+        ends: dict[int, int] = {}  # one acknowledgement completes many waits
+        while waiting:
+            log_end, slaves, _, then = waiting[0]
+            if slaves not in ends:
+                ends[slaves] = reached(slaves)
+            if log_end > ends[slaves]:
+                return
+            waiting.popleft()
+            then(Replicated.DONE)
 
     def _expire(self) -> None:
         loop, waiting = asyncio.get_running_loop(), self._waiting

@@ -43,7 +43,9 @@ class Acknowledgement:
         replicas = config.in_sync_replicas
         if config.auto_in_sync_replicas and replicas > 1:
             replicas = max(min(replicas, self._master.in_sync), config.min_in_sync_replicas)
-        if self._master.reached(replicas - 1) >= log_end:
+        # A message that was just stored is on no slave: no need to count them.
+        is_behind = replicas > 1 and self._master.proven_end < log_end
+        if not is_behind and self._master.reached(replicas - 1) >= log_end:
             then(Replicated.DONE)
         else:
             self.replica_wait.wait_for(log_end, replicas - 1, then)

@@ -64,6 +64,8 @@ class HaMaster:
         self._strangers: list[SlaveLine] = []
         """Connections without a report, the oldest first."""
         self._log_end_at_start = store.max_position
+        self.proven_end = -1
+        """No slave has more of the log than this."""
         self._sent_to: dict[str, int] = {}
         """Position up to which slaves on a host got the log on connections that are closed."""
         self._closed_log = LogBackoff()
@@ -178,8 +180,9 @@ class HaMaster:
         for line in list(self._lines):
             line.send_now()
 
-    def acknowledged(self) -> None:
+    def acknowledged(self, line: SlaveLine) -> None:
         """Notify the waiting sends that a slave has reported."""
+        self.proven_end = max(self.proven_end, line.proven)
         if self.on_acknowledged is not None:
             self.on_acknowledged()
 

@@ -108,7 +108,7 @@ class SlaveLine(asyncio.Protocol):
         self.acked = max(self.acked, reported)
         if self.acked >= store.max_position:
             self.caught_up_at = self.reported_at
-        self._master.acknowledged()
+        self._master.acknowledged(self)
         self.plan()
 
     @property
