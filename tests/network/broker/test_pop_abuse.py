@@ -63,6 +63,16 @@ async def test_a_retried_message_without_room_for_its_receipt_is_delivered_once(
     assert first.body == b"0"
 
 
+async def test_a_message_with_the_name_of_another_group_and_no_room_for_its_own_is_retried(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
+    await fill(line, 1, ORIGIN_GROUP="o", big="x" * 32_635)
+    (first,) = await popped(line, consumerGroup="g_1")
+    later(cluster, 60)
+    answer = await line.call(pop(consumerGroup="g_1"))
+    assert [message.body for message in found(answer)] == [first.body]
+
+
 async def test_repeated_and_lying_acks_write_nothing(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, 4)
     messages = await popped(line, maxMsgNums=3)

@@ -21,7 +21,7 @@ from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.files.errors import StorageError
 from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.message import StoredMessage
-from skyroute.message.properties import find_property
+from skyroute.message.properties import delete_property, find_property
 from skyroute.message.property_names import FIRST_POP_TIME, ORIGIN_GROUP
 from skyroute.message.record import decode_record
 from skyroute.message.reserved_topics import is_retry_topic, pop_retry_topic
@@ -184,7 +184,8 @@ class Revival:
         try:
             raw_properties = replace_properties(message.raw_properties, more)
         except RefusedError:
-            raw_properties = message.raw_properties  # no room: the times are for display only
+            # No room: the time is for display only, but the name of another group would hide the message from this one.
+            raw_properties = delete_property(message.raw_properties, ORIGIN_GROUP)
         draft = as_draft(message, topic, 0, raw_properties)
         attempts = message.reconsume_times + (0 if batch.suspended else 1)
         return Draft(
