@@ -401,6 +401,9 @@ async def test_a_member_of_a_group_acknowledges_retried_messages(guarded: Cluste
     acked = await line.call(BOB.sign(Request(200051, again.fields(extraInfo=" ".join(parts)))))
     assert acked.code == 0, acked
     assert components.popping.acked == 1
+    back = {"offset": str(again.message.log_position), "group": "g", "delayLevel": "0", "originTopic": "orders"}
+    sent_back = await line.call(BOB.sign(Request(36, back)))
+    assert sent_back.code == 0, sent_back
     await line.call(allow(BOB, "Group:g_orders", "Sub", decision="Deny"))  # another group, of which this name speaks
     for group in ("payments", "g_orders"):
         refused = await line.call(BOB.sign(Request(200051, again.fields(consumerGroup=group))))
