@@ -244,9 +244,12 @@ async def test_a_record_that_stays_damaged_is_passed_over(cluster: FakeCluster) 
         assert len([pull for pull in pulls(cluster) if pull.fields["queueOffset"] == "0"]) == DAMAGED_READS + 1
 
 
-async def test_a_broker_that_does_not_hold_long_polls_causes_no_busy_loop(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize("code", [ResponseCode.PULL_NOT_FOUND, ResponseCode.SUCCESS])
+async def test_a_broker_that_does_not_hold_long_polls_causes_no_busy_loop(
+    cluster: FakeCluster, code: ResponseCode
+) -> None:
     places = {"suggestWhichBrokerId": "0", "nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
-    cluster.on(RequestCode.PULL_MESSAGE, lambda _command, _peer: Reply(ResponseCode.PULL_NOT_FOUND, places))
+    cluster.on(RequestCode.PULL_MESSAGE, lambda _command, _peer: Reply(code, places))
     clock = asyncio.get_running_loop().time
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=Inbox())

@@ -13,7 +13,7 @@ from skyroute.testing import cluster as own_cluster
 from skyroute.wire.calls.consumers import decode_running_consumer
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.connections import WAIT_S
-from tests.support.fake_broker import FakeCluster, fake_cluster
+from tests.support.fake_broker import FakeCluster, Reply, fake_cluster
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
@@ -142,3 +142,17 @@ async def test_our_broker_asks_and_the_admin_sees() -> None:
             assert queue in running.queues
             assert (await admin.reset_to_time("g", "T", 0))[queue] == 0
             assert await read(consumer, 3) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    "code", [ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.SUCCESS]
+)
+async def test_a_broker_that_does_not_hold_long_polls_causes_no_busy_loop(code: ResponseCode) -> None:
+    places = {"suggestWhichBrokerId": "0", "nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
+    async with fake_cluster(topics={"T": 1}) as cluster:
+        cluster.on(RequestCode.LITE_PULL_MESSAGE, lambda *_: Reply(code, places))
+        async with PullConsumer("g", cluster.address, start=StartPosition.FIRST) as consumer:
+            consumer.subscribe("T")
+            started = asyncio.get_running_loop().time()
+            await cluster.until_seen(RequestCode.LITE_PULL_MESSAGE, 11)
+            assert asyncio.get_running_loop().time() - started > 0.08

@@ -307,9 +307,13 @@ class Prefetch:
             lite=reader.is_lite,
             broker_name=reader.queue.broker_name,
         )
+        started = self._session.clock.monotonic()
         answer = await calls.pull(self._session, question, broker_id=reader.broker_id)
         if reader.task is asyncio.current_task():  # else the queue was dropped, or a seek made this result obsolete
             self._receive(reader, answer, question.offset)
+            if reader.next_pull <= question.offset:
+                # A broker that does not hold the long poll, or finds nothing new, must not cause a busy loop.
+                await asyncio.sleep(self._intervals.empty_pull_s - (self._session.clock.monotonic() - started))
 
     def _receive(self, reader: QueueReader, answer: PullAnswer, asked: int) -> None:
         if reader.is_failing:

@@ -79,8 +79,8 @@ class PullLoop:
                     return
                 self._receive(queue, answer, started)
                 pause_s = 0.0
-                if answer.status is not PullStatus.FOUND and queue.buffer.position == before:
-                    # A broker that does not hold the long poll must not cause a busy loop.
+                if queue.buffer.position == before:
+                    # A broker that does not hold the long poll, or finds nothing new, must not cause a busy loop.
                     pause_s = intervals.empty_pull_s - (queue.pulled_at - started)
             except FlowControlError:
                 pause_s = intervals.flow_control_s
