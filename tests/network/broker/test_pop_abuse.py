@@ -280,3 +280,31 @@ async def test_ordered_pops_of_a_group_leave_room_for_others(
     await ack(line, first)
     refused = await line.call(pop(order="true", attemptId="a" * 1_025))
     assert (refused.code, "attemptId" in (refused.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+
+
+@pytest.mark.usefixtures("expects_errors")  # such messages are discarded with a line in the log
+@pytest.mark.parametrize("queue_id", ["x", "-1", "9" * 5_000, "99"])
+async def test_forged_timer_messages_do_not_stop_redelivery_at_the_start(
+    cluster: Cluster, line: AsyncConnection, queue_id: str
+) -> None:
+    await fill(line, 1)
+    await popped(line)
+    later(cluster, 4)
+    forged = {"REAL_TOPIC": "rmq_sys_REVIVE_LOG_DefaultCluster", "REAL_QID": queue_id, "TAGS": "ck"}
+    await line.call(send("rmq_sys_wheel_timer", b"{}", queue_id=0, properties=forged))
+    await cluster.kill()
+    await cluster.start()
+    await eventually(lambda: not cluster.broker.components.revive_log.is_loading)
+    line = await cluster.line()
+    assert await popped(line) == []
+    later(cluster, 60)
+    assert [message.body for message in await popped(line)] == [b"0"]
+
+
+async def test_an_error_with_one_queue_keeps_what_was_popped_of_others(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyroute.broker.pop.ordered_queues.GROUP_QUEUES_MAX", 1)
+    await fill(line, 1)
+    assert (await line.call(send("T", b"0", queue_id=1))).code == 0
+    assert [message.body for message in await popped(line, order="true")] == [b"0"]

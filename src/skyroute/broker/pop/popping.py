@@ -23,7 +23,7 @@ from skyroute.broker.tables.attributes import MESSAGE_TYPE, PRIORITY, PRIORITY_F
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.topics import Topics
-from skyroute.files.errors import FileWriteError
+from skyroute.files.errors import FileWriteError, StorageError
 from skyroute.message.errors import PropertyError, RecordError
 from skyroute.message.layout import HEAD_BYTES
 from skyroute.message.message import StoredMessage
@@ -218,7 +218,13 @@ class Popping:
         group, name, max_offset = popped.question.group, topic.name, self._store.max_offset
         left = iter(queue_ids)
         while popped.room > 0 and (queue_id := next(left, None)) is not None:
-            pop_queue(popped, name, queue_id, accepted, may_go_on)
+            try:
+                pop_queue(popped, name, queue_id, accepted, may_go_on)
+            except (RefusedError, StorageError) as error:
+                if not popped.count:
+                    raise
+                # The messages of other queues are in flight, and must be delivered.
+                log.warning("queue not popped group=%s topic=%s queue=%d reason=%s", group, name, queue_id, error)
         for queue_id in left:
             rest = max_offset(name, queue_id) - (self._next_offset(group, name, queue_id) or 0)
             if rest > 0:

@@ -14,13 +14,14 @@ from skyroute.broker.appender import Appender
 from skyroute.broker.identity import Identity
 from skyroute.broker.pop.in_flight import Batch, BatchKey, InFlight
 from skyroute.broker.pop.taken_log import TakenLog
+from skyroute.broker.scheduling.scheduled_delivery import real_queue
 from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import encode_properties, find_property
-from skyroute.message.property_names import REAL_QUEUE_ID, REAL_TOPIC, TAGS, TIMER_DELIVER_MS, UNIQUE_ID
+from skyroute.message.property_names import REAL_TOPIC, TAGS, TIMER_DELIVER_MS, UNIQUE_ID
 from skyroute.message.record import decode_run
 from skyroute.message.reserved_topics import TIMER_TOPIC
 from skyroute.remoting.errors import RefusedError
@@ -164,8 +165,9 @@ class ReviveLog:
             reached, messages = self._timers.read_waiting(timer_offset, READ_MAX)
             for message in messages:
                 if find_property(message.raw_properties, REAL_TOPIC) == self.topic:
-                    queue_id = int(find_property(message.raw_properties, REAL_QUEUE_ID) or "0")
-                    self._apply(message, queue_id)
+                    real = real_queue(message)
+                    if real is not None:
+                        self._apply(message, real[1])
             if reached == timer_offset:
                 break
             timer_offset = reached
