@@ -113,3 +113,21 @@ def test_an_error_of_the_source_is_one_line(cluster: Cluster) -> None:
     assert done.stderr.splitlines()[-1].startswith("Error: ")
     assert "NoSuchTopic" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("spark")
+def test_groups_without_offsets_have_no_samples_and_the_error_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    sampling = ("-n", cluster.name_server_address, "--every", "1s", "--for", "1s", "--samples", tmp_path / "samples")
+    done = run("lag", "-g", "nobody", *sampling)
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1] == "Error: no samples: no broker has offsets of nobody. Start a consumer first"
+
+
+@pytest.mark.usefixtures("spark")
+def test_an_error_of_spark_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "batch=1").write_text("not Parquet")
+    done = run("forecast", "--samples", tmp_path / "samples", "--within", "1h")
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].endswith("(SKYROUTE_TRACEBACKS=1 shows more)")
+    assert "Traceback" not in done.stderr

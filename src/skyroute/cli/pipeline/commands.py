@@ -347,6 +347,9 @@ def lag(
         from skyroute.pipeline.jobs import lag as job
 
         job.take_samples(spark, name_servers, samples, every_s=every_s, for_s=for_s, groups=groups)
+        if not any(samples.glob("batch=*")):
+            of = f"of {' or '.join(groups)}" if groups else "of a consumer group"
+            raise click.ClickException(f"no samples: no broker has offsets {of}. Start a consumer first")
         return job.lag(job.read_samples(spark, samples), window_s).orderBy("window", "consumer_group", "topic")
 
     run_job(query, "taking samples", **options)

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import logging
+import os
 import re
 import shutil
 import signal
@@ -212,6 +213,7 @@ def spark_session(activity: str, master: str | None) -> "Iterator[SparkSession]"
         from pyspark.sql import SparkSession
 
         from skyroute.pipeline.session import session
+        from skyroute.pipeline.short_errors import TRACEBACKS_ENV
 
         starts_here = SparkSession.getActiveSession() is None
         pressed: list[int] = []
@@ -226,21 +228,26 @@ def spark_session(activity: str, master: str | None) -> "Iterator[SparkSession]"
             if pressed:
                 raise KeyboardInterrupt
             yield spark
-        except Py4JError:
-            if not pressed:
-                raise
-            raise KeyboardInterrupt from None  # the interrupted call fails as well
-        except PySparkException as error:
+        except (Py4JError, PySparkException) as error:
+            if pressed and isinstance(error, Py4JError):
+                raise KeyboardInterrupt from None  # the interrupted call fails as well
             # An error of our source in a worker arrives inside a Java stack trace: show its text alone.
             texts = _SKYROUTE_ERROR.findall(str(error))
-            if not texts:
+            if not texts and os.environ.get(TRACEBACKS_ENV) == "1":
                 raise
-            raise click.ClickException(texts[-1]) from error
+            text = texts[-1] if texts else f"{_first_line(str(error))} ({TRACEBACKS_ENV}=1 shows more)"
+            raise click.ClickException(text) from error
         finally:
             progress.how_far = str
             if starts_here:
                 with suppress(Py4JError):  # Java may have ended already
                     spark.stop()
+
+
+def _first_line(text: str) -> str:
+    """Return the first line that says what happened; py4j begins with the name of a call."""
+    lines = [line.strip(" :") for line in text.splitlines() if not line.startswith("An error occurred while calling")]
+    return next(filter(None, lines), text)
 
 
 def _interrupt(pressed: list[int], number: int) -> NoReturn:
