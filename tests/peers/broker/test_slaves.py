@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from skyroute import Message, Producer, QueueRef
+from skyroute.wire.codes import RequestCode
 from tests.peers.client.java_client import JavaClients, PeerClients, Place
 from tests.peers.client.python_client import consuming
-from tests.support.apache import NameServerProcess
+from tests.support.apache import ApacheBroker, NameServerProcess
 from tests.support.our_broker import SkyrouteBroker
 from tests.support.raw import RawConnection
 from tests.support.waiting import eventually
@@ -86,3 +87,49 @@ async def test_consumers_go_on_from_the_slave_in_order(
                 "all commit to the master",
                 timeout_s=WAIT_S,
             )
+
+
+@pytest.mark.usefixtures("lib")
+async def test_our_consumers_go_on_from_an_apache_slave_under_our_name_server(
+    name_server: NameServerProcess, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        config = SETTINGS | {"mappedFileSizeCommitLog": str(1 << 20)}
+        master, slave = (
+            ApacheBroker("apaches", tmp_path / str(number), [name_server.address], broker_id=number, config=config)
+            for number in (0, 1)
+        )
+        for broker in (master, slave):
+            broker._start_timeout_s = WAIT_S
+            stack.callback(broker.kill)
+        await asyncio.gather(asyncio.to_thread(master.start), asyncio.to_thread(slave.start))
+        place = Place.at(name_server.address, master.address)
+        topic, queue = "FromApachesSlave", QueueRef("FromApachesSlave", "apaches", 0)
+        create = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+        with RawConnection(master.address) as line:
+            more = {"topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
+            assert line.call(RequestCode.UPDATE_AND_CREATE_TOPIC, create | more).code == 0
+
+        async def send(bodies: list[bytes]) -> None:
+            async with Producer("slave-writers", retries=20, **place.python) as producer:
+                for body in bodies:
+                    await producer.send(Message(topic, body), queue=queue)
+
+        def slave_has_them() -> bool:
+            with RawConnection(slave.address) as line:
+                end = line.call(MAX_OFFSET, {"topic": topic, "queueId": "0"}).fields.get("offset")
+                return end == "20" and topic in line.call(RequestCode.GET_ALL_TOPIC_CONFIG).text
+
+        first, second = ([b"%s %02d" % (name, n) for n in range(20)] for name in (b"first", b"second"))
+        await send(first)
+        async with AsyncExitStack() as consumers:
+            inboxes = [await consumers.enter_async_context(consuming(place, "before", topic))]
+            await inboxes[0].take_bodies(first, timeout_s=WAIT_S)
+            await eventually(slave_has_them, "the slave has messages and topic", timeout_s=WAIT_S)
+            master.kill()
+            inboxes.append(await consumers.enter_async_context(consuming(place, "during", topic)))
+            await inboxes[1].take_bodies(first, timeout_s=WAIT_S)
+            await asyncio.to_thread(master.start)
+            await send(second)
+            for inbox in inboxes:
+                await inbox.take_bodies(first + second, timeout_s=WAIT_S)
