@@ -43,8 +43,10 @@ START_RETRY_S: Final = 2.0
 APPLY_RETRY_S: Final = 1.0
 """Longest random pause before another application for an id, so that brokers that start together do not collide."""
 TICK_S: Final = 1.0
-NOTICE_GAP_S: Final = 0.1
-"""Pause after a question that brought no new role: forged notices must not become a load on the controller."""
+NOTICE_GAP_S: Final = 0.005
+NOTICE_GAP_MAX_S: Final = 0.1
+"""Pause after a question that brought no new role, doubled after each: forged notices must not become a load on the
+controller. The first one is short: a slave that loses its master asks just before the election."""
 
 
 class RoleHooks(Protocol):
@@ -264,12 +266,14 @@ class ControllerMode:
 
     async def _watch_role(self) -> None:
         """Ask for the role after a notice, after the loss of the master, and at an interval: a notice may be lost."""
+        pause_s = NOTICE_GAP_S
         while True:
             try:
                 async with asyncio.timeout(self._config.role_check_interval_s):
                     await self._role_checks.wait()
             except TimeoutError:
                 await self._check_role()
+                pause_s = NOTICE_GAP_S
                 continue
             self._role_checks.clear()
             before = self.master_epoch
@@ -278,7 +282,10 @@ class ControllerMode:
                     await self._client.find_leader()
             await self._check_role()
             if self.master_epoch == before:
-                await asyncio.sleep(NOTICE_GAP_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, NOTICE_GAP_MAX_S)
+            else:
+                pause_s = NOTICE_GAP_S
 
     async def _check_role(self) -> None:
         """Take over the role that the controller says."""
