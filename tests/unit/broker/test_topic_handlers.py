@@ -166,6 +166,16 @@ async def test_a_deleted_topic_leaves_nothing_behind(state: State) -> None:
     assert "Orders@readers" not in (state.folder / "config/consumerOffset.json").read_text()
 
 
+async def test_a_deleted_topic_takes_no_retry_topic_of_another_group_along(state: State) -> None:
+    """The retry topic of group `readers_Orders` has the name of the POP retry topic of `readers` for this topic."""
+    for name, group in (("Orders", "readers"), ("%RETRY%readers_Orders", "readers_Orders")):
+        state.topics.put(TopicConfig(name, 1, 1))
+        state.write(name)
+        state.offsets.commit(group, name, 0, 1)
+    assert (await state.ask(state.on_topics.delete, encode_topic_deletion("Orders"))).code == ResponseCode.SUCCESS
+    assert state.store.topics() == {"%RETRY%readers_Orders"}
+
+
 async def test_a_topic_is_not_created_again_before_its_queues_are_removed(state: State) -> None:
     state.topics.put(ORDERS)
     state.write("Orders")

@@ -203,11 +203,16 @@ class TopicHandlers:
         if not self.config.delete_retry_topics:
             return []
         names = [
-            pop_retry_topic(group, topic, version=version)
+            (group, pop_retry_topic(group, topic, version=version))
             for group in self.offsets.groups_of(topic)
             for version in (1, 2)
         ]
-        return [name for name in names if self.topics.get(name) is not None]
+        # The name may also be that of the retry topic of another group, `a_b` for group `a` and topic `b`.
+        return [
+            name
+            for group, name in names
+            if self.topics.get(name) is not None and set(self.offsets.groups_of(name)) <= {group}
+        ]
 
     # ---------------------------------------------------------------------------------------------------------- listing
 
