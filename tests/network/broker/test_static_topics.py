@@ -16,6 +16,7 @@ from skyroute.wire.calls.static_topics import MAPPING_BYTES_MAX
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import COMMIT, SUBSCRIPTION, SUSPEND, found_bodies, place, pull, send
 from tests.network.broker.clusters import Cluster
+from tests.network.broker.pops import ack, popped
 from tests.support.connections import AsyncConnection
 from tests.support.raw import Command, Form
 from tests.support.waiting import eventually
@@ -400,3 +401,18 @@ async def test_a_slave_reads_logical_queues_as_its_master_does(empty_cluster: Cl
     answer = await (await empty_cluster.line(address=slave.address)).call(pull("S", 0, queue_id=0))
     assert found_bodies(answer) == [b"0", b"1"]
     assert (empty_cluster.folder / "slave" / "config" / "topicQueueMapping.json").exists()
+
+
+async def test_pops_get_the_messages_of_a_moved_queue_from_both_brokers(pair: Pair) -> None:
+    await fill(pair.first, "0", "1", "2")
+    await pair.move()
+    await fill(pair.second, "3", "4")
+    bodies = []
+    for name, line in (("a", pair.first), ("b", pair.second)):
+        messages = await popped(line, "S")
+        bodies.append([message.body for message in messages])
+        for message in messages:
+            await ack(line, message, extraInfo=message.receipt.replace("broker-a", name))
+        assert await popped(line, "S") == []
+    assert bodies == [[b"0", b"1", b"2"], [b"3", b"4"]]
+    assert [broker.components.in_flight.message_count for broker in pair.brokers] == [0, 0]
