@@ -1,8 +1,9 @@
 """Requests of brokers and operators to a controller."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Final
 
@@ -90,6 +91,8 @@ class ControllerHandlers:
     leadership: Leadership
     config: ControllerConfig
     clock: Clock
+    lane: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one query that is answered in steps."""
 
     def by_code(self) -> dict[int, Handler]:
         """Return the handlers by request code."""
@@ -233,13 +236,19 @@ class ControllerHandlers:
     @_by_leader
     async def get_sync_states(self, request: Request, _peer: Peer) -> Response:
         found = ((name, self.groups.find(name)) for name in decode_sync_state_query(request))
-        return encode_sync_states(
-            {
-                name: (_master(rules.master_of(group)), self._replicas(group))
-                for name, group in found
-                if group is not None and not group.is_empty
-            }
+        steps = encode_sync_states(
+            (name, _master(rules.master_of(group)), self._replicas(group))
+            for name, group in found
+            if group is not None and not group.is_empty
         )
+        async with self.lane:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    response: Response = end.value
+                    return response
+                await asyncio.sleep(0)
 
     def _replicas(self, group: GroupState) -> list[ReplicaFields]:
         return [

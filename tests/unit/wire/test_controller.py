@@ -2,8 +2,10 @@
 
 import pytest
 
+from skyroute.remoting.stepwise import run_through
 from skyroute.wire.calls.controller import (
     MEMBERS_MAX,
+    REPLICAS_A_STEP,
     Cleanup,
     ControllerFields,
     ElectionRequest,
@@ -146,13 +148,19 @@ def test_the_controllers_are_listed_as_dledger_lists_them() -> None:
 
 def test_replicas_are_listed_by_their_place() -> None:
     replicas = [ReplicaFields(1, "h:1", False, False), ReplicaFields(2, "h:2", True, True)]
-    body = encode_sync_states({"a": (MASTER, replicas), "b": (MasterFields(None, None, 2, 1), [])}).body
+    body = run_through(encode_sync_states([("a", MASTER, replicas), ("b", MasterFields(None, None, 2, 1), [])])).body
     assert body == (
         b'{"replicasInfoTable":{"a":{"inSyncReplicas":[{"alive":true,"brokerAddress":"h:2","brokerId":2,"brokerName":"a"}],'
         b'"masterAddress":"10.0.0.2:10911","masterBrokerId":2,"masterEpoch":3,'
         b'"notInSyncReplicas":[{"alive":false,"brokerAddress":"h:1","brokerId":1,"brokerName":"a"}],"syncStateSetEpoch":7},'
         b'"b":{"inSyncReplicas":[],"masterEpoch":2,"notInSyncReplicas":[],"syncStateSetEpoch":1}}}'
     )
+
+
+def test_the_replicas_of_many_groups_are_listed_in_steps() -> None:
+    groups = [(f"b{number}", MASTER, [ReplicaFields(1, "h:1", True, True)] * 99) for number in range(30)]
+    assert sum(1 for _ in encode_sync_states(groups)) >= 3000 // REPLICAS_A_STEP - 1
+    assert set(decode_sync_states(run_through(encode_sync_states(groups)).body)) == {name for name, _, _ in groups}
 
 
 def test_a_notice_of_a_new_master_reads_as_it_was_written() -> None:
@@ -190,7 +198,7 @@ def test_what_tools_read_is_what_a_controller_writes() -> None:
     assert decode_controllers(encode_controllers(known)) == known
     assert decode_controllers(Response()) == ControllerFields("", "", "", is_leader=False, peers={})
     replicas = (ReplicaFields(1, "h:1", True, True), ReplicaFields(2, "h:2", False, False))
-    written = encode_sync_states({"a": (MASTER, replicas), "b": (MasterFields(None, None, 2, 3), ())})
+    written = run_through(encode_sync_states([("a", MASTER, replicas), ("b", MasterFields(None, None, 2, 3), ())]))
     found = decode_sync_states(written.body)
     assert found == {"a": ReplicaGroup(MASTER, replicas), "b": ReplicaGroup(MasterFields(None, None, 2, 3), ())}
 

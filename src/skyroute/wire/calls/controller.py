@@ -3,7 +3,7 @@
 Addresses and names are checked here. Epochs have 32 bits, broker ids 64.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,8 @@ from skyroute.wire.fields import (
 MEMBERS_MAX: Final = 1_000
 """Maximum number of broker ids in one request."""
 
+REPLICAS_A_STEP: Final = 300
+"""Replicas and groups encoded in one step, which takes some milliseconds."""
 NAMES_MAX: Final = 10_000
 """Maximum number of broker groups in one query."""
 
@@ -460,10 +462,21 @@ def encode_controllers(controllers: ControllerFields) -> Response:
     )
 
 
-def encode_sync_states(groups: Mapping[str, tuple[MasterFields, Iterable[ReplicaFields]]]) -> Response:
-    """Respond with the replicas of groups, by broker name."""
-    table = {name: _replicas_info(name, master, replicas) for name, (master, replicas) in groups.items()}
-    return Response(body=fastjson.dumps({"replicasInfoTable": table}, _LEGACY))
+def encode_sync_states(
+    groups: Iterable[tuple[str, MasterFields, Iterable[ReplicaFields]]],
+) -> Generator[None, None, Response]:
+    """Respond with the replicas of groups, each with its broker name. Works in steps."""
+    pieces: list[str] = []
+    cost = 0
+    for name, master, replicas in groups:
+        listed = list(replicas)
+        info = fastjson.write(_replicas_info(name, master, listed), _LEGACY)
+        pieces.append(f"{fastjson.write_text(name, _LEGACY)}:{info}")
+        cost += 1 + len(listed)
+        if cost >= REPLICAS_A_STEP:
+            cost = 0
+            yield
+    return Response(body=f'{{"replicasInfoTable":{{{",".join(pieces)}}}}}'.encode("utf-8", "replace"))
 
 
 def _replicas_info(broker_name: str, master: MasterFields, replicas: Iterable[ReplicaFields]) -> dict[str, object]:
