@@ -62,6 +62,7 @@ PLANTED = (
     Planted("console_forms", "skyroute.console.web.forms._unescape", changing(str.upper)),
     Planted("consume_queue", f"{STORE}.queues.consume_queue.ConsumeQueue.next_segment", changing(lambda _: 0)),
     Planted("consume_queue", f"{STORE}.queues.batch_queue.accumulate", lambda _: lambda stops, _max: stops),
+    Planted("epochs", "tests.fuzz.targets.epochs.render_epochs", changing(lambda found: found.replace(b"-", b"-1"))),
     Planted("fast_path", "tests.fuzz.targets.fast_path.read_send_header", changing(renamed)),
     Planted("fast_path", f"{WIRE}.fast_path.response_head", changing(lambda found: found + b" ")),
     Planted("fastjson", "tests.fuzz.targets.fastjson.standardise", changing(bytes.upper)),
@@ -73,16 +74,28 @@ PLANTED = (
     Planted("key_index", f"{STORE}.index.key_index.IndexFile._first_behind", changing(lambda found: found + 9)),
     Planted("key_index", f"{STORE}.index.key_index.IndexFile.write_header", lambda _: lambda _self: None),
     Planted("message_texts", "tests.fuzz.targets.message_texts.decode_trace", raising(IndexError)),
+    Planted(
+        "pop_records",
+        f"{WIRE}.calls.pop_records.CheckPointAck",
+        lambda right: lambda *found: right(*found[:-1], (*found[-1], 9)),
+    ),
+    Planted("pop_records", f"{WIRE}.calls.pop.RetryFlag", raising(KeyError)),
     Planted("properties", "tests.fuzz.targets.properties.find_property", changing(nothing)),
     Planted("proxy_protocol", f"{WIRE}.proxy_protocol._display", changing(lambda found: f"{found}0")),
     Planted("queue_ledger", "tests.fuzz.targets.queue_ledger.encode_ledger", changing(shorter)),
     Planted("record", "tests.fuzz.targets.record.encode_record", changing(lambda found: found[:-1] + b"?")),
     Planted("registration", f"{WIRE}.calls.registration_body._decode_topic_line", raising(IndexError)),
+    Planted("replication", f"{WIRE}.auto_switch.SlaveStream.feed", changing(lambda found: list(found)[1:])),
+    Planted("replication", f"{WIRE}.ha.HaFrameError", lambda _: KeyError),
+    Planted("rules_files", "skyroute.access.rules_file.user_body", raising(KeyError)),
     Planted("settings_file", "skyroute.settings.properties._escape", changing(str.lower)),
     Planted("snapshot", "skyroute.nameserver.snapshot_file._from_line", raising(KeyError)),
     Planted("sql92", "skyroute.message.sql92._negated", lambda _: lambda truth: truth),
     Planted("store", f"{STORE}.recovery.replay.Replay.run", raising(ZeroDivisionError)),
     Planted("tables", "skyroute.broker.tables.table_format.read_as", raising(KeyError)),
+    Planted(
+        "taken_log", "skyroute.broker.pop.taken_log.OffsetRanges.__iter__", changing(lambda found: reversed([*found]))
+    ),
     Planted("timer_check", "skyroute.broker.scheduling.timer_check._find_damage", changing(lambda _: "")),
 )
 

@@ -95,7 +95,7 @@ class EtcdLeadership:
     def _note_leader(self, value: bytes) -> None:
         try:
             leader = msgspec.json.decode(value, type=_Leader)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DamagedStateError(f"the value of {self.store.leader_key!r} in etcd is damaged: {error}") from None
         if leader != self._known:
             log.info("leading controller id=%s address=%s", leader.id, leader.address)

@@ -148,7 +148,7 @@ class EtcdStore:
     def _decode(self, entry: Any) -> StoredGroup:
         try:
             value = msgspec.json.decode(entry.value, type=_Value)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise DamagedStateError(f"the value of {entry.key!r} in etcd is damaged: {error}") from None
         if value.format != FORMAT:
             raise DamagedStateError(f"{entry.key!r} in etcd has format {value.format} (expected {FORMAT})")

@@ -173,7 +173,7 @@ def _lock(path: Path) -> int:
 def _decode(content: bytes, path: Path) -> dict[str, StoredGroup]:
     try:
         file = msgspec.json.decode(content, type=_File)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedStateError(
             f"{path} is damaged: {error}. Copy {backup_path(path).name}, the state before the last change, to this "
             "name if no broker changed its role since; without it, ids and epochs would be given twice"

@@ -1,4 +1,4 @@
-"""JSON tables of the broker and name server: any content is refused as damaged, or read.
+"""JSON tables of broker, name server and controller: any content is refused as damaged, or read.
 
 Input: a byte that chooses the table, then the content of its file.
 """
@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from skyroute.broker.pop.ordered_queues import read_ordered_queues
 from skyroute.broker.scheduling.delay_levels import read_delay_offsets
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.files.json_file import read_json
@@ -19,6 +20,8 @@ from skyroute.broker.tables.topics import read_topics
 from skyroute.client.consuming.offset_store import OffsetFileError, _from_file
 from skyroute.console.access.users import read_users
 from skyroute.console.errors import UsersError
+from skyroute.controller.errors import DamagedStateError
+from skyroute.controller.file_store import _decode
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.settings.errors import ConfigError
 from tests.fuzz.scratch import empty_folder
@@ -37,6 +40,20 @@ def load_damage(path: Path) -> object:
     return report
 
 
+def load_ordered_queues(path: Path) -> object:
+    queues = table(read_ordered_queues)(path)
+    assert isinstance(queues, dict)
+    for states in queues.values():
+        for state in states.values():
+            state.blocked_until_ms()
+            assert state.next_offset() >= 0
+    return queues
+
+
+def load_controller_state(path: Path) -> object:
+    return _decode(path.read_bytes(), path)
+
+
 READERS: Final[tuple[Callable[[Path], object], ...]] = (
     table(read_topics),
     table(read_groups),
@@ -47,6 +64,8 @@ READERS: Final[tuple[Callable[[Path], object], ...]] = (
     lambda path: KvConfig(path).load(),
     read_users,
     _from_file,
+    load_ordered_queues,
+    load_controller_state,
 )
 
 
@@ -54,5 +73,5 @@ def check(data: bytes) -> None:
     which, content = (data[0], data[1:]) if data else (0, b"")
     path = empty_folder() / "table.json"
     path.write_bytes(content)
-    with suppress(StoreDamagedError, ConfigError, UsersError, OffsetFileError):
+    with suppress(StoreDamagedError, ConfigError, UsersError, OffsetFileError, DamagedStateError):
         READERS[which % len(READERS)](path)

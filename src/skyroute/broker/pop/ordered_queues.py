@@ -72,7 +72,7 @@ class OrderState(
 
 
 def read_ordered_queues(raw: object) -> dict[tuple[str, str], dict[int, OrderState]]:
-    """Parse the file.
+    """Parse the file. A queue without messages, or with negative offsets, is left out.
 
     Raises:
         StoreDamagedError: it is not a table of ordered queues.
@@ -81,8 +81,9 @@ def read_ordered_queues(raw: object) -> dict[tuple[str, str], dict[int, OrderSta
     table: dict[tuple[str, str], dict[int, OrderState]] = {}
     for name, queues in read_member(stored, "table", dict[str, dict[int, OrderState]]).items():
         topic, at, group = name.rpartition("@")
-        if at and queues:
-            table[topic, group] = queues
+        whole = {queue_id: state for queue_id, state in queues.items() if min(state.offsets(), default=-1) >= 0}
+        if at and whole:
+            table[topic, group] = whole
     return table
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from operator import le
 from pathlib import Path
 from typing import Any, Final
 
@@ -197,9 +198,9 @@ class TakenLog:
 def _decode(line: bytes) -> list[Any] | None:
     """Return the members of a line; None if it is damaged."""
     try:
-        entry = msgspec.json.decode(line, type=list[str | int])
+        entry: list[Any] = msgspec.json.decode(line, type=list[str | int])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     kinds = [type(member) for member in entry]
     is_whole = len(entry) % 2 == 1 and kinds == [str, str, *[int] * (len(entry) - 2)]
-    return entry if is_whole else None
+    return entry if is_whole and all(map(le, entry[3::2], entry[4::2])) else None
