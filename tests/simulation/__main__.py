@@ -15,8 +15,9 @@ from multiprocessing.pool import AsyncResult
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tests.simulation.planted import PLANTED, find_planted
-from tests.simulation.scenario import SETTLE_S, Plan, Report, run
+from tests.simulation.planted import find_planted
+from tests.simulation.scenario import Report
+from tests.simulation.scenarios import ALL_PLANTED, NAMES, run_scenario, scenario_of
 
 PROGRESS_S: Final = 30.0
 SEEDS_AN_HOUR: Final = 1_000
@@ -33,6 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="replay this seed and print its steps")
     parser.add_argument("--planted", action="store_true", help="plant each known bug, and print which seed finds it")
+    parser.add_argument("--scenario", choices=NAMES, help="the scenario of all seeds; by default they take turns")
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--for", dest="for_s", type=float, default=60.0, help="seconds to run, without --seed")
     parser.add_argument("--hours", type=float, default=1.0, help="simulated hours of each seed")
@@ -49,23 +51,25 @@ def main() -> int:
         logging.basicConfig(level=logging.CRITICAL, handlers=[logging.NullHandler()])
     if arguments.planted:
         return _find_all_planted(arguments.processes)
-    plan = Plan(load_s=max(60.0, arguments.hours * 3600 - SETTLE_S))
     if arguments.seed is not None:
+        name = arguments.scenario or scenario_of(arguments.seed)
         before = time.process_time()
-        report = run(arguments.seed, plan, arguments.trace)
+        report = run_scenario(name, arguments.seed, arguments.hours, arguments.trace)
         print(*report.steps, sep="\n")
-        _print(report, time.process_time() - before)
+        _print(name, report, time.process_time() - before)
         return bool(report.violations)
-    return _run_many(arguments.first, arguments.for_s, plan, arguments.processes)
+    return _run_many(arguments)
 
 
-def _run_many(first: int, for_s: float, plan: Plan, processes: int) -> int:
+def _run_many(arguments: argparse.Namespace) -> int:
+    processes: int = arguments.processes
     began = printed = time.perf_counter()
     reports: list[Report] = []
     busy_s = 0.0
-    seeds = takewhile(lambda _: time.perf_counter() - began < for_s, count(first))
-    for report, took_s in _in_processes(_run_one, ((seed, plan) for seed in seeds), processes):
-        _print(report, took_s)
+    seeds = takewhile(lambda _: time.perf_counter() - began < arguments.for_s, count(arguments.first))
+    work = ((arguments.scenario or scenario_of(seed), seed, arguments.hours) for seed in seeds)
+    for name, report, took_s in _in_processes(_run_one, work, processes):
+        _print(name, report, took_s)
         reports.append(report)
         busy_s += took_s
         if time.perf_counter() - printed > PROGRESS_S:
@@ -94,22 +98,21 @@ def _in_processes(call: Callable[[W], R], work: Iterable[W], processes: int) -> 
             yield waiting.popleft().get()
 
 
-def _run_one(work: tuple[int, Plan]) -> tuple[Report, float]:
+def _run_one(work: tuple[str, int, float]) -> tuple[str, Report, float]:
     before = time.process_time()
-    report = run(*work)
-    return report, time.process_time() - before
+    return work[0], run_scenario(*work), time.process_time() - before
 
 
-def _print(report: Report, took_s: float) -> None:
+def _print(name: str, report: Report, took_s: float) -> None:
     print(
-        f"seed {report.seed}: {'VIOLATED' if report.violations else 'ok'} {report.trace_hash[:16]} "
+        f"seed {report.seed} {name}: {'VIOLATED' if report.violations else 'ok'} {report.trace_hash[:16]} "
         f"{report.simulated_s:.0f} s in {took_s:.1f} s of processor time, "
         f"sends {report.sends} acknowledged {report.acknowledged} deliveries {report.deliveries} "
         f"packets {report.packets}",
         flush=True,
     )
-    for name, violations in report.violations.items():
-        print(f"  {name}: {len(violations)}")
+    for invariant, violations in report.violations.items():
+        print(f"  {invariant}: {len(violations)}")
         for violation in violations[:5]:
             print(f"    {violation}")
 
@@ -127,7 +130,7 @@ def _print_rate(reports: list[Report], elapsed_s: float, busy_s: float, processe
 def _find_all_planted(processes: int) -> int:
     """Plant each bug; return 1 if a checker does not find its bug."""
     are_found = True
-    for bug, finding in zip(PLANTED, _in_processes(find_planted, range(len(PLANTED)), processes), strict=True):
+    for bug, finding in zip(ALL_PLANTED, _in_processes(find_planted, ALL_PLANTED, processes), strict=True):
         are_found &= finding.seed is not None and not finding.unplanted
         result = "NOT FOUND" if finding.seed is None else f"found by seed {finding.seed}"
         if finding.unplanted:

@@ -210,6 +210,10 @@ class BrokerNode:
         self.broker = broker
         self.lives += 1
 
+    def change(self, **settings: Any) -> None:
+        """Change settings for the next start."""
+        self._settings.update(settings)
+
     async def stop(self) -> None:
         broker, self.broker = self.broker, None
         if broker is not None:

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, TypeVar
 from unittest import mock
 
@@ -39,6 +38,7 @@ from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
 from skyroute.wire.command import Request, Response
 from tests.simulation.cluster import Machine, World
+from tests.simulation.scenario import Report, scratch
 from tests.simulation.seams import simulated
 from tests.support.epoch_history import Seen, violations
 
@@ -530,38 +530,38 @@ class ControllerCluster:
 
 
 @dataclass(frozen=True, slots=True)
-class ControllerReport:
+class ControllerReport(Report):
     """The result of one run."""
 
-    seed: int
-    trace_hash: str
-    elections: int
-    acknowledged: int
-    steps: list[str]
-    violations: dict[str, list[str]]
+    elections: int = 0
 
 
-def run_controllers(seed: int, folder: Path, plan: ControllerPlan | None = None) -> ControllerReport:
+def run_controllers(seed: int, plan: ControllerPlan | None = None) -> ControllerReport:
     """Run one seed, and judge its history."""
-    world = World(seed, folder)
-    with simulated(world.loop, world.threads, seed):
-        cluster = ControllerCluster(world, plan or ControllerPlan())
-        asyncio.set_event_loop(world.loop)
-        try:
-            world.loop.run_until_complete(cluster.run())
-        finally:
-            world.threads.end()
-            asyncio.set_event_loop(None)
-            world.loop.close()
+    with scratch() as folder:
+        world = World(seed, folder)
+        with simulated(world.loop, world.threads, seed):
+            cluster = ControllerCluster(world, plan or ControllerPlan())
+            asyncio.set_event_loop(world.loop)
+            try:
+                world.loop.run_until_complete(cluster.run())
+            finally:
+                world.threads.end()
+                asyncio.set_event_loop(None)
+                world.loop.close()
     history = cluster.history
     found = {name: list(check(history)) for name, check in INVARIANTS.items()}
     return ControllerReport(
         seed,
+        world.now,
         world.trace_hash,
-        len(history.elections),
-        len(history.acknowledged),
-        world.log,
-        {name: each for name, each in found.items() if each},
+        world.network.packets,
+        sends=len(history.acknowledged),
+        acknowledged=len(history.acknowledged),
+        deliveries=0,
+        steps=world.log,
+        violations={name: each for name, each in found.items() if each},
+        elections=len(history.elections),
     )
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import count
 from typing import Any, Final
 from unittest import mock
@@ -32,7 +31,7 @@ from skyroute.routing.leases import Leases
 from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.transaction import TransactionEnd, TransactionOutcome
 from skyroute.wire.calls.watch import RouteChange
-from tests.simulation.scenario import Plan, Report, run
+from tests.simulation.scenario import Plan, Report, Scenario, run
 
 Patch = AbstractContextManager[Any]
 
@@ -51,6 +50,7 @@ class PlantedBug:
     invariant: str
     plan: Plan
     plant: Callable[[], Patch]
+    scenario: type[Scenario] = Scenario
 
 
 def _forget_to_sync() -> Patch:
@@ -217,18 +217,19 @@ class Finding:
     took_s: float
 
 
-@lru_cache
-def _run_unplanted(plan: Plan) -> Report:
-    return run(SEEDS[0], plan)
+_unplanted: Final[dict[tuple[Plan, str], Report]] = {}
+"""Runs without a bug, by plan and scenario: many bugs share one."""
 
 
-def find_planted(number: int) -> Finding:
-    """Run one seed without a bug of `PLANTED`, and then seeds with it until its checker finds it."""
-    bug, before = PLANTED[number], time.process_time()
-    unplanted = _run_unplanted(bug.plan).violations
+def find_planted(bug: PlantedBug) -> Finding:
+    """Run one seed without a bug, and then seeds with it until its checker finds it."""
+    before = time.process_time()
+    key = bug.plan, bug.scenario.__name__
+    if key not in _unplanted:
+        _unplanted[key] = run(SEEDS[0], bug.plan, scenario_of=bug.scenario)
     for seed in SEEDS:
         with bug.plant():
-            report = run(seed, bug.plan)
+            report = run(seed, bug.plan, scenario_of=bug.scenario)
         if bug.invariant in report.violations:
-            return Finding(seed, unplanted, time.process_time() - before)
-    return Finding(None, unplanted, time.process_time() - before)
+            return Finding(seed, _unplanted[key].violations, time.process_time() - before)
+    return Finding(None, _unplanted[key].violations, time.process_time() - before)

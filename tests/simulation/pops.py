@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -13,7 +12,8 @@ from unittest import mock
 from skyroute import SimpleConsumer, SkyrouteError, StoredMessage
 from skyroute.broker.pop.in_flight import InFlight
 from skyroute.broker.pop.popping import Popping
-from tests.simulation.scenario import ORDERS, Application, Plan, Report, Scenario, run
+from tests.simulation.planted import PlantedBug
+from tests.simulation.scenario import ORDERS, Application, Plan, Scenario
 
 INVISIBLE_S: Final = 10.0
 NACK_S: Final = 2.0
@@ -37,7 +37,7 @@ CALM: Final = Plan(
 CRASHES: Final = replace(CALM, load_s=240.0, faults=("kill_broker", "kill_twice", "lose_power"), fault_gap_s=20.0)
 
 
-@dataclass
+@dataclass(eq=False)
 class PopScenario(Scenario):
     """Two producers, and two consumers that acknowledge, reject or forget each message."""
 
@@ -132,15 +132,9 @@ def _forget_acknowledgements() -> AbstractContextManager[Any]:
     return mock.patch.object(Popping, "ack_many", forget_some)
 
 
-PLANTED: Final[dict[str, tuple[str, Plan, Callable[[], AbstractContextManager[Any]]]]] = {
-    "commit beyond messages in memory": (COMES_AGAIN, CRASHES, _commit_beyond_messages_in_memory),
-    "forget acknowledgements": (STAYS_AWAY, CALM, _forget_acknowledgements),
-}
-
-
-def run_pops(seed: int, plan: Plan, planted: str | None = None) -> Report:
-    """Run one seed, with a planted bug if one is named."""
-    if planted is None:
-        return run(seed, plan, scenario_of=PopScenario)
-    with PLANTED[planted][2]():
-        return run(seed, plan, scenario_of=PopScenario)
+PLANTED: Final = (
+    PlantedBug(
+        "commit beyond messages in memory", COMES_AGAIN, CRASHES, _commit_beyond_messages_in_memory, PopScenario
+    ),
+    PlantedBug("forget acknowledgements", STAYS_AWAY, CALM, _forget_acknowledgements, PopScenario),
+)

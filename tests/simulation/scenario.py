@@ -175,7 +175,7 @@ async def _as_coroutine(work: Awaitable[Any]) -> Any:
     return await work
 
 
-@dataclass
+@dataclass(eq=False)
 class Scenario:
     """One run: builds the cluster, sends, breaks things, and records the history."""
 
@@ -762,7 +762,7 @@ def _tracebacks_of(world: World) -> Iterator[None]:
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
     """Give a folder in memory, if there is one: the disk is simulated, and need not be waited for."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=memory if memory.is_dir() else None))
@@ -776,7 +776,7 @@ def run(
     seed: int, plan: Plan | None = None, trace: Path | None = None, scenario_of: type[Scenario] = Scenario
 ) -> Report:
     """Run one seed, and judge its history. Write the trace to a file, if one is given."""
-    with _scratch() as folder:
+    with scratch() as folder:
         world = World(seed, folder)
         world.trace_lines = None if trace is None else []
         with simulated(world.loop, world.threads, seed), _tracebacks_of(world):

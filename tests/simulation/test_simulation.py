@@ -16,8 +16,11 @@ from unittest import mock
 import pytest
 
 from tests.simulation.checkers import CHECKERS
-from tests.simulation.planted import PLANTED, SEEDS, find_planted
-from tests.simulation.scenario import Plan, run
+from tests.simulation.planted import PLANTED, SEEDS, PlantedBug, find_planted
+from tests.simulation.pops import CALM, CRASHES, PopScenario
+from tests.simulation.replicas import ACTING, FAILING, LOST, ReplicaScenario
+from tests.simulation.scenario import Plan, Scenario, run
+from tests.simulation.scenarios import ALL_PLANTED
 
 SHORT = Plan(load_s=240.0, gap_s=6.0, fault_gap_s=40.0, settle_s=240.0)
 KILLED_TWICE = Plan(
@@ -47,6 +50,23 @@ def test_a_cluster_with_faults_keeps_its_promises(process: ProcessPoolExecutor, 
     assert report.deliveries >= report.acknowledged > 0
 
 
+@pytest.mark.parametrize(
+    ("scenario", "plan"),
+    [
+        *((PopScenario, plan) for plan in (CALM, CRASHES)),
+        *((ReplicaScenario, plan) for plan in (FAILING, LOST, ACTING)),
+    ],
+    ids=["pops-calm", "pops-crashes", "replicas-failing", "replicas-lost", "replicas-acting"],
+)
+def test_pops_and_replicas_keep_their_promises(
+    process: ProcessPoolExecutor, scenario: type[Scenario], plan: Plan
+) -> None:
+    report = process.submit(run, 2, plan, scenario_of=scenario).result()
+    assert report.violations == {}
+    assert report.deliveries > report.acknowledged / 2 > 0
+    assert report.acknowledged > report.sends / 2
+
+
 def test_another_seed_gives_another_trace(process: ProcessPoolExecutor) -> None:
     plan = replace(SHORT, load_s=60.0, settle_s=10.0, fault_gap_s=0.0)
     assert process.submit(run, 1, plan).result().trace_hash != process.submit(run, 2, plan).result().trace_hash
@@ -59,10 +79,11 @@ def test_a_power_failure_soon_after_a_kill_loses_nothing(process: ProcessPoolExe
 
 def test_every_invariant_has_a_planted_bug() -> None:
     assert {bug.invariant for bug in PLANTED} == CHECKERS.keys()
+    assert {bug.invariant for bug in ALL_PLANTED} > CHECKERS.keys()
 
 
-@pytest.mark.parametrize("number", range(len(PLANTED)), ids=[bug.name for bug in PLANTED])
-def test_a_planted_bug_is_found(process: ProcessPoolExecutor, number: int) -> None:
-    finding = process.submit(find_planted, number).result()
+@pytest.mark.parametrize("bug", ALL_PLANTED, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(process: ProcessPoolExecutor, bug: PlantedBug) -> None:
+    finding = process.submit(find_planted, bug).result()
     assert finding.unplanted == {}, "the run must be without violations when nothing is planted"
-    assert finding.seed in SEEDS, f"{PLANTED[number].invariant}: not violated by seeds {SEEDS}"
+    assert finding.seed in SEEDS, f"{bug.invariant}: not violated by seeds {SEEDS}"
