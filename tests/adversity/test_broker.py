@@ -13,6 +13,7 @@ import pytest
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.handlers.pull import SUSPEND_MS_MAX
+from skyroute.broker.request_handlers import request_handlers
 from skyroute.files.errors import StorageError
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, found_bodies, heartbeat, place, pull, send
@@ -141,7 +142,7 @@ SILENT = {RequestCode.END_TRANSACTION}
 
 async def test_invalid_requests_of_every_code_leave_the_broker_working(cluster: Cluster) -> None:
     line = await cluster.line()
-    for code in sorted(cluster.broker.components.handlers()):
+    for code in sorted(request_handlers(cluster.broker.components)):
         # The test does not respond to requests that the broker forwards to members.
         is_forwarded = code == RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
         first = RequestCode.UNREGISTER_CLIENT if is_forwarded else heartbeat()
@@ -160,7 +161,7 @@ async def test_invalid_requests_of_every_code_leave_the_broker_working(cluster: 
 
 async def test_unknown_codes_are_refused(cluster: Cluster) -> None:
     line = await cluster.line()
-    known = cluster.broker.components.handlers()
+    known = request_handlers(cluster.broker.components)
     for code in (-1, 0, 9, 904, 3011, 200_070, 2**31 - 1):
         assert code not in known
         answer = await line.call(Request(code, SANE))
@@ -172,7 +173,7 @@ async def test_unknown_codes_are_refused(cluster: Cluster) -> None:
 
 async def test_invalid_one_way_requests_get_no_response(cluster: Cluster) -> None:
     line = await cluster.line()
-    for code in sorted(cluster.broker.components.handlers()):
+    for code in sorted(request_handlers(cluster.broker.components)):
         await line.send_oneway(Request(code))
         await line.send_oneway(Request(code, dict.fromkeys(SANE, "x"), b"{"))
     assert (await line.call(send())).code == ResponseCode.SUCCESS

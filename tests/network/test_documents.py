@@ -11,6 +11,7 @@ import pytest
 import skyroute
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.request_handlers import request_handlers
 from skyroute.settings.properties import parse_properties
 from tests.support.shown import ROOT, arguments_of, check_arguments, command_lines
 
@@ -78,7 +79,7 @@ async def test_the_supported_requests_of_the_broker_are_those_listed(tmp_path: P
     broker = Broker(config)
     await broker.start()
     try:
-        assert listed == set(broker.components.handlers())
+        assert listed == set(request_handlers(broker.components))
     finally:
         await broker.stop()
 

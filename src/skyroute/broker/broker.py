@@ -9,6 +9,7 @@ from skyroute.broker.advertised_address import find_advertised_address
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
+from skyroute.broker.request_handlers import request_handlers
 from skyroute.clock import Clock, SystemClock
 from skyroute.enforcement.enforcer import Enforcer
 from skyroute.enforcement.exposure import check_exposure
@@ -106,7 +107,7 @@ class Broker:
                 config, identity, self.clock, self._close_connection, self._disk, self._polling, enforcer
             )
             components.load()
-            handlers = components.handlers()
+            handlers = request_handlers(components)
             dispatcher.set_handlers(handlers)
             await server.serve()
             if config.listen_port:

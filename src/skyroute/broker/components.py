@@ -1,11 +1,11 @@
-"""The components of a broker, and the handler of each request code."""
+"""The components of a broker: which there are, how they start, and what is saved at the end."""
 
 import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, suppress
-from typing import Any, Final
+from typing import Any
 
 from skyroute.access.resources import Action
 from skyroute.broker.acting.acting_master import ActingMaster
@@ -24,25 +24,7 @@ from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.flush_wait import Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
 from skyroute.broker.handlers.access_checks import RequireTopic
-from skyroute.broker.handlers.assignment import AssignmentHandlers
-from skyroute.broker.handlers.broker_admin import BrokerAdminHandlers
-from skyroute.broker.handlers.clients import ClientHandlers
-from skyroute.broker.handlers.consume_status import ConsumeStatusHandlers
-from skyroute.broker.handlers.controller import ControllerHandlers
-from skyroute.broker.handlers.forwarding import ForwardingHandlers
-from skyroute.broker.handlers.groups import GroupHandlers
-from skyroute.broker.handlers.logical_queues import LogicalQueues
-from skyroute.broker.handlers.message_queries import MessageQueryHandlers
-from skyroute.broker.handlers.offsets import OffsetHandlers, bytes_in_memory
-from skyroute.broker.handlers.pop import PopHandlers
-from skyroute.broker.handlers.pull import PullHandlers
-from skyroute.broker.handlers.recall import RecallHandlers
-from skyroute.broker.handlers.replication import ReplicationHandlers
-from skyroute.broker.handlers.replies import ReplyHandlers
-from skyroute.broker.handlers.send import SendHandlers
-from skyroute.broker.handlers.send_back import SendBackHandlers
-from skyroute.broker.handlers.topics import TopicHandlers
-from skyroute.broker.handlers.transactions import TransactionHandlers
+from skyroute.broker.handlers.offsets import bytes_in_memory
 from skyroute.broker.housekeeping import TABLES_S, Retention, every, save_all
 from skyroute.broker.identity import Identity
 from skyroute.broker.pop.in_flight import InFlight
@@ -78,45 +60,13 @@ from skyroute.enforcement.enforcer import Enforcer
 from skyroute.files.disk import Disk
 from skyroute.files.errors import StorageError
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import Answer, Handler, Peer
-from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.signing import Signer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import client_context
 from skyroute.wire.calls.groups import PopProgress
-from skyroute.wire.codes import RequestCode, ResponseCode
-from skyroute.wire.command import Request
 
 log = logging.getLogger(__name__)
-
-_NOT_ON_SLAVES: Final = (
-    RequestCode.SEND_MESSAGE,
-    RequestCode.SEND_MESSAGE_V2,
-    RequestCode.SEND_BATCH_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE_V2,
-    RequestCode.RECALL_MESSAGE,
-    RequestCode.END_TRANSACTION,
-    RequestCode.RESUME_CHECK_HALF_MESSAGE,
-    RequestCode.CONSUMER_SEND_MSG_BACK,
-    RequestCode.POP_MESSAGE,
-    RequestCode.ACK_MESSAGE,
-    RequestCode.BATCH_ACK_MESSAGE,
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-)
-"""Requests that write messages."""
-_CHANGES: Final = (
-    RequestCode.UPDATE_CONSUMER_OFFSET,
-    RequestCode.UPDATE_AND_CREATE_TOPIC,
-    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,
-    RequestCode.DELETE_TOPIC_IN_BROKER,
-)
-"""Requests that change tables; in controller mode, a slave's tables are the master's."""
-_PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-
-
-def _refuse_on_slave(_request: Request, _peer: Peer) -> Answer:
-    raise RefusedError(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST] this broker is a slave: ask its master")
 
 
 class Components:
@@ -140,7 +90,7 @@ class Components:
         self.clock = clock
         self.enforcer = enforcer
         signer = config.signer()
-        now_ms = self._now_ms
+        now_ms = self.now_ms
         polling = polling or BusyPolling()
         self.step_runner = StepRunner(polling, clock)
         """For responses that may take seconds."""
@@ -208,7 +158,7 @@ class Components:
             config=config,
             identity=identity,
             announce=self.registrar.announce,
-            may_send=self._may_send if self._require is not None else None,
+            may_send=self._may_send if self.require is not None else None,
         )
         self.retention = Retention(self.store, config, clock)
         self._offsets_file = folder / "consumerOffset.json"
@@ -218,7 +168,7 @@ class Components:
 
     def _use_replicas(self, tls: ssl.SSLContext | None, signer: Signer | None, disk: Disk | None) -> None:
         config, clock = self.config, self.clock
-        self._log_end_at_start = self.store.max_position
+        self.log_end_at_start = self.store.max_position
         self.ha_master = HaMaster(self.store, config, clock, self._may_replicate)
         self.ha_master.on_lines_change = self._send_new_messages
         self.acknowledgement = Acknowledgement(self.ha_master, config)
@@ -264,7 +214,7 @@ class Components:
         self.pop_polling.end_all()
 
     def _use_pop(self, order_file: JsonFile) -> None:
-        now_ms, alarm = self._now_ms, Alarm()
+        now_ms, alarm = self.now_ms, Alarm()
         self.in_flight = InFlight()
         self.pop_polling = PopLongPolling(self.clock.monotonic, self.long_polling)
         self.ordered_queues = OrderedQueues(order_file, self.pop_polling.wake_topic)
@@ -324,7 +274,7 @@ class Components:
 
     def _acting_master(self, slave: HaSlave) -> ActingMaster:
         escape = EscapeWriter(
-            *(self.store, self.topic_routes, self.peers, self.identity, self.revive_log), now_ms=self._now_ms
+            *(self.store, self.topic_routes, self.peers, self.identity, self.revive_log), now_ms=self.now_ms
         )
         return ActingMaster(
             *(self.config, self.identity, self.peers, slave, self.appender, escape),
@@ -347,7 +297,7 @@ class Components:
             timers=self.timers,
             offsets=self.offsets,
             ha_address=lambda: self.registrar.own.ha_address,
-            log_end_at_start=self._log_end_at_start,
+            log_end_at_start=self.log_end_at_start,
         )
         if await returning.take_over():
             self._load_progress()
@@ -378,13 +328,13 @@ class Components:
         """Whether this broker appends messages by itself: it is a master."""
         return self.ha_slave is None and (self.roles is None or self.roles.is_master)
 
-    def _has_master(self) -> bool | None:
+    def has_master(self) -> bool | None:
         """Return whether a master sends to this broker; None if it is master itself."""
         if self.roles is not None:
             return None if self.roles.is_master else self.roles.mode.is_connected
         return None if self.ha_slave is None else self.ha_slave.is_connected
 
-    def _now_ms(self) -> int:
+    def now_ms(self) -> int:
         return int(self.clock.wall() * 1000)
 
     def load(self) -> None:
@@ -454,7 +404,7 @@ class Components:
             self.taken_log.drop_previous()
 
     async def _save_tables(self) -> None:
-        for _ in self.ordered_queues.clean(self._exist, self._now_ms()):
+        for _ in self.ordered_queues.clean(self._exist, self.now_ms()):
             await asyncio.sleep(0)
         tables = (self.topics, self.groups, self.request_modes, self.queue_mappings, self.ordered_queues)
         await save_all([table.table_file for table in tables])
@@ -520,56 +470,8 @@ class Components:
         for table_file in (*self._table_files, self.delays.table_file):
             await table_file.finish_writes()
 
-    # Requests
-
-    def handlers(self) -> dict[int, Handler]:
-        """Return the handler of each request code. Other codes are not supported."""
-        access = {} if self.enforcer is None else self.enforcer.handlers()
-        logical = LogicalQueues(self.queue_mappings, self.peers, self.identity.name)
-        handlers = logical.wrap({**self._for_producers(), **self._for_consumers(), **self._for_tools(), **access})
-        handlers |= self._for_group()
-        if self.ha_slave is not None:
-            handlers |= dict.fromkeys(_NOT_ON_SLAVES, _refuse_on_slave)
-            for code in _PULLS:
-                handlers[code] = self._refuse_pulls(handlers[code])
-        return handlers if self.roles is None else {**handlers, **self._for_controllers(self.roles, handlers)}
-
-    def _for_controllers(self, roles: Roles, handlers: dict[int, Handler]) -> dict[int, Handler]:
-        controller = ControllerHandlers(roles, self.store, self.identity, self.config)
-        return {
-            **{code: controller.only_master(handlers[code]) for code in (*_NOT_ON_SLAVES, *_CHANGES)},
-            **{code: controller.unless_slave(handlers[code]) for code in _PULLS},
-            RequestCode.NOTIFY_BROKER_ROLE_CHANGED: controller.role_changed,
-            RequestCode.GET_BROKER_EPOCH_CACHE: controller.epochs,
-            RequestCode.GET_BROKER_HA_STATUS: controller.status,
-        }
-
-    def _refuse_pulls(self, handler: Handler) -> Handler:
-        def pull(request: Request, peer: Peer) -> Answer:
-            acts = self.acting is not None and self.acting.is_acting
-            return handler(request, peer) if acts or self.config.slave_read_enabled else _refuse_on_slave(request, peer)
-
-        return pull
-
-    def _for_group(self) -> dict[int, Handler]:
-        replication = ReplicationHandlers(
-            *(self.store, self.timers, self.identity, self.ha_master, self.ha_slave),
-            ha_address=lambda: self.registrar.own.ha_address,
-            log_end_at_start=self._log_end_at_start,
-            acting=self.acting,
-            sync=None if self.ha_slave is None else self.metadata_sync,
-        )
-        return {
-            RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE: replication.smallest_id_changed,
-            RequestCode.GET_BROKER_HA_STATUS: replication.status,
-            RequestCode.EXCHANGE_BROKER_HA_INFO: replication.exchange,
-            RequestCode.RESET_MASTER_FLUSH_OFFSET: replication.reset_flush_offset,
-            RequestCode.GET_TIMER_CHECK_POINT: replication.timer_check_point,
-            RequestCode.GET_TIMER_METRICS: replication.timer_metrics,
-        }
-
     @property
-    def _require(self) -> RequireTopic | None:
+    def require(self) -> RequireTopic | None:
         return None if self.enforcer is None or self.enforcer.gate is None else self.enforcer.require
 
     @property
@@ -578,178 +480,3 @@ class Components:
 
     def _may_send(self, peer: Peer, topic: str) -> bool:
         return self.enforcer is None or self.enforcer.allows(peer, topic, Action.PUB)
-
-    def _for_producers(self) -> dict[int, Handler]:
-        announce = self.registrar.announce
-        send = SendHandlers(
-            self.appender,
-            topics=self.topics,
-            groups=self.groups,
-            locks=self.locks,
-            announce=announce,
-            propagation=self.topic_propagation,
-            transactions=self.transactions,
-            config=self.config,
-            identity=self.identity,
-            clock=self.clock,
-            step_runner=self.prompt_runner,
-        )
-        replies = ReplyHandlers(
-            *(self.clients, self.topics, send.send, self.identity, self.config, self.clock), require=self._require
-        )
-        transactions = TransactionHandlers(self.transactions, self.appender, self.identity, self._require)
-        recall = RecallHandlers(self.appender, self.topics, self.config, self.identity)
-        return {
-            RequestCode.SEND_MESSAGE: send.send,
-            RequestCode.SEND_MESSAGE_V2: send.send,
-            RequestCode.SEND_BATCH_MESSAGE: send.send,
-            RequestCode.SEND_REPLY_MESSAGE: replies.reply,
-            RequestCode.SEND_REPLY_MESSAGE_V2: replies.reply,
-            RequestCode.RECALL_MESSAGE: recall.recall,
-            RequestCode.END_TRANSACTION: transactions.end,
-            RequestCode.RESUME_CHECK_HALF_MESSAGE: transactions.resume,
-        }
-
-    def _for_consumers(self) -> dict[int, Handler]:
-        announce = self.registrar.announce
-        pull = PullHandlers(
-            self.store,
-            long_polling=self.long_polling,
-            topics=self.topics,
-            groups=self.groups,
-            offsets=self.offsets,
-            clients=self.clients,
-            stats=self.stats,
-            config=self.config,
-            identity=self.identity,
-            monotonic=self.clock.monotonic,
-            make_recheck=None if self.enforcer is None else self.enforcer.recheck,
-            has_master=None if self.ha_slave is None and self.roles is None else self._has_master,
-        )
-        clients = ClientHandlers(
-            *(
-                self.clients,
-                self.locks,
-                self.topics,
-                self.groups,
-                self.notifications,
-                announce,
-                self.config,
-                self.clock,
-            ),
-            step_runner=self.step_runner,
-            prompt_runner=self.prompt_runner,
-        )
-        offsets = OffsetHandlers(
-            *(self.offsets, self.topics, self.groups, self.clients, self.store),
-            delay_offsets=self.delays.render,
-            young_bytes=bytes_in_memory(),
-            step_runner=self.step_runner,
-        )
-        send_back = SendBackHandlers(
-            *(self.store, self.appender, self.topics, self.groups, self.stats, announce, self.config, self.identity),
-            require=self._require,
-        )
-        pop = PopHandlers(
-            *(self.popping, self.pop_polling, self.store, self.topics, self.groups),
-            *(self.config, self.identity, self.clock),
-            make_recheck=None if self.enforcer is None else self.enforcer.recheck,
-        )
-        assignment = AssignmentHandlers(self.topic_routes, self.clients, self.request_modes)
-        return {
-            RequestCode.QUERY_ASSIGNMENT: assignment.query,
-            RequestCode.POP_MESSAGE: pop.pop,
-            RequestCode.ACK_MESSAGE: pop.ack,
-            RequestCode.BATCH_ACK_MESSAGE: pop.batch_ack,
-            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: pop.change,
-            RequestCode.NOTIFICATION: pop.notification,
-            RequestCode.POLLING_INFO: pop.polling_info,
-            RequestCode.PEEK_MESSAGE: pop.peek,
-            RequestCode.PULL_MESSAGE: pull.pull,
-            RequestCode.LITE_PULL_MESSAGE: pull.pull,
-            RequestCode.CONSUMER_SEND_MSG_BACK: send_back.send_back,
-            RequestCode.HEART_BEAT: clients.heartbeat,
-            RequestCode.UNREGISTER_CLIENT: clients.unregister,
-            RequestCode.CHECK_CLIENT_CONFIG: clients.check_client,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP: clients.client_ids,
-            RequestCode.LOCK_BATCH_MQ: clients.lock,
-            RequestCode.UNLOCK_BATCH_MQ: clients.unlock,
-            RequestCode.GET_CONSUMER_CONNECTION_LIST: clients.consumer_connections,
-            RequestCode.GET_PRODUCER_CONNECTION_LIST: clients.producer_connections,
-            RequestCode.GET_ALL_PRODUCER_INFO: clients.all_producers,
-            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: clients.subscription,
-            RequestCode.QUERY_CONSUMER_OFFSET: offsets.query,
-            RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.offset_at_time,
-            RequestCode.GET_MAX_OFFSET: offsets.max_offset,
-            RequestCode.GET_MIN_OFFSET: offsets.min_offset,
-            RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
-            RequestCode.QUERY_CORRECTION_OFFSET: offsets.corrections,
-            RequestCode.CLONE_GROUP_OFFSET: offsets.clone,
-            RequestCode.GET_ALL_CONSUMER_OFFSET: offsets.all,
-            RequestCode.GET_ALL_DELAY_OFFSET: offsets.all_delays,
-        }
-
-    def _for_tools(self) -> dict[int, Handler]:
-        announce = self.registrar.announce
-        now_ms = self._now_ms
-        topics = TopicHandlers(
-            *(self.topics, self.offsets, self.clients, self.store, self.stats, self.config, announce, now_ms),
-            step_runner=self.step_runner,
-            mappings=self.queue_mappings,
-            complete_pulls=self.long_polling.complete_queue,
-        )
-        groups = GroupHandlers(
-            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.step_runner
-        )
-        status = ConsumeStatusHandlers(
-            *(self.offsets, self.topics, self.groups, self.clients, self.store),
-            *(self.stats, self.config, self.identity, now_ms, self.long_polling.wake_queue),
-            step_runner=self.step_runner,
-            mappings=self.queue_mappings,
-            pop_progress=self.pop_progress,
-        )
-        queries = MessageQueryHandlers(
-            self.store, self.topics, self.clients, self.config, self.step_runner, self.clock.monotonic, self._require
-        )
-        admin = BrokerAdminHandlers(self)
-        forwarding = ForwardingHandlers(
-            self.clients, self.store, self.topics, self.groups, self.identity, self._require
-        )
-        return {
-            RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
-            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: topics.update_many,
-            RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC: topics.update_static,
-            RequestCode.GET_ALL_TOPIC_CONFIG: topics.all,
-            RequestCode.GET_TOPIC_CONFIG: topics.get,
-            RequestCode.DELETE_TOPIC_IN_BROKER: topics.delete,
-            RequestCode.GET_TOPIC_STATS_INFO: topics.status,
-            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: topics.consuming_groups,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.system_topics,
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: topics.clean_expired_queues,
-            RequestCode.CLEAN_UNUSED_TOPIC: topics.clean_unused_topics,
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.update,
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: groups.update_many,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groups.all,
-            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: groups.get,
-            RequestCode.DELETE_SUBSCRIPTIONGROUP: groups.delete,
-            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: groups.set_read_permission,
-            RequestCode.QUERY_TOPICS_BY_CONSUMER: groups.topics_of,
-            RequestCode.SET_MESSAGE_REQUEST_MODE: groups.set_request_mode,
-            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: groups.all_request_modes,
-            RequestCode.GET_CONSUME_STATS: status.group_status,
-            RequestCode.GET_BROKER_CONSUME_STATS: status.broker_status,
-            RequestCode.QUERY_CONSUME_TIME_SPAN: status.time_spans,
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: status.reset,
-            RequestCode.QUERY_MESSAGE: queries.by_key,
-            RequestCode.VIEW_MESSAGE_BY_ID: queries.at_position,
-            RequestCode.QUERY_CONSUME_QUEUE: queries.queue_units,
-            RequestCode.GET_BROKER_CONFIG: admin.settings,
-            RequestCode.UPDATE_BROKER_CONFIG: admin.update_settings,
-            RequestCode.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
-            RequestCode.VIEW_BROKER_STATS_DATA: admin.stats,
-            RequestCode.DELETE_EXPIRED_COMMITLOG: admin.delete_expired,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: forwarding.running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: forwarding.consume_directly,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: forwarding.consumer_offsets,
-        }

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 import pytest
 
 from skyroute.broker.handlers.send_batch import BATCH_MESSAGES_A_STEP
+from skyroute.broker.request_handlers import request_handlers
 from skyroute.message.message_id import decode_offset_id
 from skyroute.message.reserved_topics import HALF_TOPIC
 from skyroute.remoting.dispatch import Peer
@@ -280,7 +281,7 @@ async def test_a_topic_is_created_and_registered_before_the_response_to_its_firs
 async def test_a_send_queued_during_the_creation_of_its_topic_does_not_announce_it_again(
     cluster: Cluster,
 ) -> None:
-    take = cluster.broker.components.handlers()[310]
+    take = request_handlers(cluster.broker.components)[310]
     first, second = (take(decode_command(encode(send("Made"), number)), Peer(1, "10.0.0.1:5")) for number in (1, 2))
     assert isinstance(first, Coroutine)
     assert isinstance(second, Coroutine)

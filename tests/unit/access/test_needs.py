@@ -6,6 +6,7 @@ from skyroute.access.needs import CHECKED_BODY_BYTES_MAX, NEEDS, SENT_TO_CLIENTS
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
+from skyroute.broker.request_handlers import request_handlers
 from skyroute.message.queue_ref import QueueRef
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
@@ -42,7 +43,7 @@ async def test_every_request_that_a_broker_handles_has_a_row(tmp_path: Path) -> 
     identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", HERE)
     components = Components(config, identity, ManualClock(), lambda _connection: None)
     try:
-        handled = components.handlers()
+        handled = request_handlers(components)
     finally:
         await components.kill()
     without = [code for code in handled if code not in NEEDS or Server.BROKER not in NEEDS[code].servers]
