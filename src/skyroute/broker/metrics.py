@@ -45,6 +45,7 @@ _GROUP_LABELS: Final = ("consumer_group", "topic", "is_retry", "is_system")
 _RPC_LABELS: Final = ("protocol_type", "request_code", "response_code", "is_long_polling", "result")
 _REMOTING: Final = "remoting"
 _MS: Final = 0.001
+_BOOL_TEXTS: Final = {False: "false", True: "true"}
 _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _CONSUME_MODES: Final = {ConsumeType.PULL: "pull", ConsumeType.PUSH: "push", ConsumeType.POP: "pop"}
 
@@ -187,7 +188,7 @@ class BrokerMetrics:
             "Connected consumers",
             ("consumer_group", "language", "version", "consume_mode", "protocol_type", "is_system"),
             consumers.items(),
-            lambda of: (*of, _REMOTING, _bool_text(is_system_group(of[0]))),
+            lambda of: (*of, _REMOTING, _BOOL_TEXTS[is_system_group(of[0])]),
         )
 
     # Messages
@@ -197,10 +198,10 @@ class BrokerMetrics:
         is_system = components.topics.is_system
 
         def of_topic(topic: str) -> Sequence[str]:
-            return topic, _bool_text(is_system(topic))
+            return topic, _BOOL_TEXTS[is_system(topic)]
 
         def of_pair(pair: tuple[str, str]) -> Sequence[str]:
-            return *pair, _bool_text(is_system_group(pair[0]) or is_system(pair[1]))
+            return *pair, _BOOL_TEXTS[is_system_group(pair[0]) or is_system(pair[1])]
 
         labels: tuple[str, ...] = ("topic", "is_system")
         messages = ((topic, flow.messages) for topic, flow in stored.items())
@@ -217,7 +218,7 @@ class BrokerMetrics:
             "Messages sent to the dead-letter queue",
             ("consumer_group", "is_system"),
             ((group_of(topic) or "", flow.messages) for topic, flow in stored.items() if is_dead_letter_topic(topic)),
-            lambda group: (group, _bool_text(is_system_group(group))),
+            lambda group: (group, _BOOL_TEXTS[is_system_group(group)]),
         )
 
     async def _lags(self, components: Components) -> AsyncIterator[Metric]:
@@ -420,7 +421,7 @@ def _age_ms(components: Components, lag: Lag) -> int:
 
 def _group_values(components: Components, lag: Lag) -> Sequence[str]:
     is_system = is_system_group(lag.group) or components.topics.is_system(lag.topic)
-    return lag.group, lag.topic, _bool_text(is_retry_topic(lag.topic)), _bool_text(is_system)
+    return lag.group, lag.topic, _BOOL_TEXTS[is_retry_topic(lag.topic)], _BOOL_TEXTS[is_system]
 
 
 def _rpc_labels(outcome: RequestOutcome) -> tuple[str, str, str, str, str]:
@@ -429,7 +430,7 @@ def _rpc_labels(outcome: RequestOutcome) -> tuple[str, str, str, str, str]:
         _REMOTING,
         outcome.request_name.lower(),
         outcome.response_name.lower(),
-        _bool_text(outcome.was_deferred and outcome.request_code in _PULLS),
+        _BOOL_TEXTS[outcome.was_deferred and outcome.request_code in _PULLS],
         "oneway" if outcome.is_oneway else "success",
     )
 
@@ -437,7 +438,3 @@ def _rpc_labels(outcome: RequestOutcome) -> tuple[str, str, str, str, str]:
 def _client(member: GroupMember) -> tuple[str, str]:
     """Return language and version; an unknown language is `other`, because a client can send any text."""
     return (member.language if member.language in LANGUAGES else "OTHER").lower(), release_name(member.version).lower()
-
-
-def _bool_text(truth: bool) -> str:  # noqa: FBT001 - it is the value itself
-    return "true" if truth else "false"

@@ -110,11 +110,12 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
 @click.pass_context
 def console(
     context: click.Context,
+    *,
     name_servers: str,
     host: str,
     port: int,
     data: Path | None,
-    sign_in: bool | None,  # noqa: FBT001 - click passes options by name
+    sign_in: bool | None,
     names: tuple[str, ...],
     trusted_proxies: Networks,
     user_header: str | None,

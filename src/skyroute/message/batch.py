@@ -4,9 +4,9 @@ A batch is a sequence of items. Each has its length, two unused 32-bit fields, a
 their lengths. Topic, queue and addresses are those of the enclosing request or record.
 """
 
+import struct
 from collections.abc import Iterable, Sequence
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - the module's own name is too general
 from typing import Final, NamedTuple
 
 from skyroute.message.errors import BatchError, InvalidMessageError
@@ -49,7 +49,7 @@ def encode_batch(items: Iterable[RawItem]) -> bytes:
                 _PROPERTIES_LENGTH.pack(len(raw_properties)),
                 raw_properties,
             )
-        except StructError as error:
+        except struct.error as error:
             raise BatchError(f"an item cannot be encoded in a batch: {error}") from error
     return b"".join(parts)
 
@@ -90,7 +90,7 @@ def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], in
                 raise BatchError(f"the item at {at} has a length of {size}, but takes {min(at_next, end) - at} bytes")
             items.append((body[start:stop], body[stop + 2 : at_next], flag))
             at = at_next
-    except StructError:
+    except struct.error:
         raise BatchError(f"the batch ends inside the item at {at}") from None
     return items, at
 
@@ -120,7 +120,7 @@ def count_items(body: bytes, at: int, count_max: int) -> tuple[int, int]:
                 decode_some(body, at, 1)  # raises an error that says what is wrong
             at = at_next
             count += 1
-    except StructError:
+    except struct.error:
         raise BatchError(f"the batch ends inside the item at {at}") from None
     return count, at
 

@@ -4,10 +4,10 @@ Records follow each other with nothing in between. Reading is quick rather than 
 slices, and nothing is decoded that may not be wanted. Checksums are verified on request.
 """
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - the module's own name is too general
 from typing import Final
 
 from skyroute.message.crc import crc32
@@ -160,7 +160,7 @@ def decode_run(
             )
             at = stop
             count_max -= 1
-    except (StructError, IndexError):
+    except (struct.error, IndexError):
         failure = find_damage(buffer, at)
     return RecordRun(messages, at, failure)
 
@@ -211,7 +211,7 @@ def encode_record(message: StoredMessage, *, seal: bool = False) -> bytes:
             message.prepared_position,
             len(body),
         )
-    except StructError as error:
+    except struct.error as error:
         raise RecordError(f"a number does not fit its field in a record: {error}") from error
     record = b"".join((start, body, topic_length, topic, properties_bytes.to_bytes(2, "big"), properties))
     return record + _seal_of(record) if seal else record

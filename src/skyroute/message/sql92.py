@@ -254,7 +254,7 @@ def _literal(at: int, value: _Value) -> _Operand:
     return _Operand(at, lambda _: value, literal=True, value=value)
 
 
-def _constant(at: int, truth: bool | None) -> _Operand:  # noqa: FBT001 - the value itself, not a switch
+def _constant(at: int, *, truth: bool | None) -> _Operand:
     return _Operand(at, lambda _: truth, literal=True, value=truth, truth=lambda _: truth)
 
 
@@ -555,7 +555,7 @@ class _Parser:
         elif kind == "decimal":
             operand = _literal(at, self._decimal(word, at))
         elif kind in _CONSTANTS:
-            operand = _constant(at, _CONSTANTS[kind])
+            operand = _constant(at, truth=_CONSTANTS[kind])
         else:
             raise self._unexpected("a property, a number, text in single quotes, TRUE, FALSE, NULL, NOT or (")
         self._advance()

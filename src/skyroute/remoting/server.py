@@ -146,10 +146,10 @@ class Server:
         assert self._listener is not None
         try:
             await self._listener.start_serving()
-            if not listens(self._listener):
-                raise OSError(EADDRINUSE, os.strerror(EADDRINUSE))  # noqa: TRY301 - as the other loop does
         except OSError as error:
             raise bind_error("the address", self.port, error) from None
+        if not listens(self._listener):  # uvloop does not raise
+            raise bind_error("the address", self.port, OSError(EADDRINUSE, os.strerror(EADDRINUSE)))
         self._context.queue.attach()
         self.spawn(self._sweep_for_ever())
 

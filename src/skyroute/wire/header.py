@@ -1,8 +1,8 @@
 """Encodes and decodes headers in both forms: JSON, and RocketMQ's binary form."""
 
 import re
+import struct
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - `error` says too little
 from typing import Any, Final
 
 import msgspec
@@ -152,7 +152,7 @@ def _decode_binary(header: bytes) -> Request:
             # Java writes an absent text as an empty one.
             if key and value:
                 fields[key] = value
-    except StructError:
+    except struct.error:
         raise HeaderError("a binary header is cut short") from None
     return Request(
         code=code,
@@ -213,12 +213,12 @@ class _JsonHeader(msgspec.Struct, gc=False):
     """A JSON header: these members, in this order."""
 
     code: int
-    extFields: dict[str, str] | UnsetType  # noqa: N815 - the wire's name
+    fields: dict[str, str] | UnsetType = msgspec.field(name="extFields")
     flag: int
     language: str
     opaque: int
     remark: str | UnsetType
-    serializeTypeCurrentRPC: str  # noqa: N815 - the wire's name
+    form: str = msgspec.field(name="serializeTypeCurrentRPC")
     version: int
 
 

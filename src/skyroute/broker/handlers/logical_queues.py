@@ -131,7 +131,7 @@ class LogicalQueues:
         )
         # The offset of a half message is that in the half topic, and ends its transaction.
         is_half = _HALF_MARK in sending.properties
-        return _change(inner(physical, peer), partial(_logical_receipt, item, queue_id, is_half))
+        return _change(inner(physical, peer), partial(_logical_receipt, item, queue_id, is_half=is_half))
 
     # Pulls
 
@@ -265,7 +265,7 @@ async def _changed(answer: Awaitable[Response], change: Change) -> Response:
     return change(await answer)
 
 
-def _logical_receipt(item: MappingItem, queue_id: int, is_half: bool, response: Response) -> Response:  # noqa: FBT001 - bound by partial
+def _logical_receipt(item: MappingItem, queue_id: int, response: Response, *, is_half: bool) -> Response:
     """Translate the receipt of a send. A message of a queue that is moving has no logical offset yet."""
     if response.code not in SENT_CODES or response.fields is None:
         return response

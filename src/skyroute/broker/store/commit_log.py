@@ -1,11 +1,11 @@
 """The commit log: the records of all messages of a broker, in order of arrival."""
 
+import struct
 from collections.abc import Generator
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.damage_map import DamageMap
@@ -350,7 +350,7 @@ def scan_segment(
             if at - released_at > MAPPED_BYTES_MAX:
                 released_at = at
                 segment.release_memory()
-    except (StructError, IndexError):
+    except (struct.error, IndexError):
         pass  # too close to the end of the segment for a header; the end mark may be here
     is_over = at == end or (
         end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at) == (end - at, MAGIC_SEGMENT_END)

@@ -76,7 +76,7 @@ class History:
         )
 
 
-def history_options(command: F) -> F:
+def history_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options for journals and archive to a command, as one argument, `history`."""
 
     @functools.wraps(command)
@@ -107,7 +107,7 @@ def history_options(command: F) -> F:
             help="Settings file of a name server, to find its journal.",
         ),
     ]
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), run)  # type: ignore[return-value] # options do not change the call
+    return _with_options(run, options)
 
 
 def _find_history(journal: Sequence[Path], archive: Path | None, config_file: str | None) -> History:
@@ -156,7 +156,13 @@ def spark_options(command: F) -> F:
             help="Maximum of printed rows.",
         ),
     ]
-    return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+    return _with_options(command, options)
+
+
+def _with_options(command: F, options: Sequence[Callable[[F], F]]) -> F:
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def time_option(name: str, help_text: str) -> Callable[[F], F]:
@@ -208,7 +214,7 @@ def spark_session(activity: str, master: str | None) -> "Iterator[SparkSession]"
     """Yield a Spark session, with progress on standard error and errors in one line."""
     _check_spark()
     with errors_in_one_line(), ProgressLine("starting Spark") as progress:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped] # it has no types
+        from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 

@@ -6,7 +6,7 @@ to buffers), `dispatch` (from buffers to handlers), `retries` and `redelivery` (
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar, Unpack
 
@@ -437,7 +437,7 @@ class Consumer:
             raise ClientError("cannot iterate: the subscriptions have handlers; subscribe without a handler")
         if self._run is None:
             raise NotRunningError(f"the consumer {self.group} is not running: use `async with`, or call `start` first")
-        return _Loop(self)
+        return _Loop(self._next)
 
     async def _next(self, retry: RetryLater | None) -> StoredMessage | None:
         """Complete the message in hand, and return the next one; None after `stop`."""
@@ -480,8 +480,8 @@ class _InHand(NamedTuple):
 class _Loop:
     """One `async for` over a consumer."""
 
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
+    def __init__(self, next_message: Callable[[RetryLater | None], Awaitable[StoredMessage | None]]) -> None:
+        self._next = next_message
         self._has_begun = False
 
     def __aiter__(self) -> Self:
@@ -491,7 +491,7 @@ class _Loop:
         # The message that an earlier loop did not complete is not consumed.
         retry = None if self._has_begun else RetryLater()
         self._has_begun = True
-        message = await self._consumer._next(retry)  # noqa: SLF001 - part of the same module
+        message = await self._next(retry)
         if message is None:
             raise StopAsyncIteration
         return message

@@ -102,12 +102,12 @@ class BrokerOffsets(_InMemory):
         return offset
 
     async def persist(self, queues: Iterable[QueueRef], *, wait: bool = False) -> None:
-        await asyncio.gather(*(self._commit(queue, offset, wait) for queue, offset in self._among(queues)))
+        await asyncio.gather(*(self._commit(queue, offset, wait=wait) for queue, offset in self._among(queues)))
 
     def _among(self, queues: Iterable[QueueRef]) -> list[tuple[QueueRef, int]]:
         return [(queue, self._offsets[queue]) for queue in queues if queue in self._offsets]
 
-    async def _commit(self, queue: QueueRef, offset: int, wait: bool) -> None:  # noqa: FBT001 - a private step
+    async def _commit(self, queue: QueueRef, offset: int, *, wait: bool) -> None:
         try:
             await calls.commit_offset(self._session, self._group, queue, offset, wait=wait)
         except SkyrouteError as error:

@@ -445,9 +445,9 @@ class _BatchAckBody(msgspec.Struct):
     b: str = ""
 
 
-class _BatchAcksBody(msgspec.Struct):
+class _BatchAcksBody(msgspec.Struct, rename="camel"):
     acks: Annotated[list[_BatchAckBody], msgspec.Meta(max_length=ACKS_MAX)] | None = None
-    brokerName: str | None = None  # noqa: N815 - the wire's name
+    broker_name: str | None = None
 
 
 def encode_batch_ack(broker_name: str, acks: Iterable[BatchAck]) -> Request:
@@ -723,12 +723,12 @@ class AssignmentQuestion(msgspec.Struct, frozen=True, gc=False):
     model: MessageModel = MessageModel.CLUSTERING
 
 
-class _AssignmentQuestionBody(msgspec.Struct):
+class _AssignmentQuestionBody(msgspec.Struct, rename="camel"):
     topic: str
-    consumerGroup: str  # noqa: N815 - the wire's name
-    clientId: str  # noqa: N815 - the wire's name
-    strategyName: str | None = None  # noqa: N815 - the wire's name
-    messageModel: str | None = None  # noqa: N815 - the wire's name
+    consumer_group: str
+    client_id: str
+    strategy_name: str | None = None
+    message_model: str | None = None
 
 
 def encode_assignment_query(question: AssignmentQuestion) -> Request:
@@ -746,13 +746,13 @@ def decode_assignment_query(request: Request) -> AssignmentQuestion:
         BodyError: the body is malformed.
     """
     body = read_request(request.body, _AssignmentQuestionBody, "a request for queues")
-    for name in (body.topic, body.consumerGroup, body.clientId):
+    for name in (body.topic, body.consumer_group, body.client_id):
         if not is_name(name):
             raise BodyError(f"not a request for queues: invalid name {name[:80]!r}")
-    if body.messageModel is not None and body.messageModel not in set(MessageModel):
-        raise BodyError(f"not a request for queues: unknown messageModel {body.messageModel[:80]!r}")
-    model = MessageModel(body.messageModel or MessageModel.CLUSTERING)
-    return AssignmentQuestion(body.consumerGroup, body.topic, body.clientId, body.strategyName or "", model)
+    if body.message_model is not None and body.message_model not in set(MessageModel):
+        raise BodyError(f"not a request for queues: unknown messageModel {body.message_model[:80]!r}")
+    model = MessageModel(body.message_model or MessageModel.CLUSTERING)
+    return AssignmentQuestion(body.consumer_group, body.topic, body.client_id, body.strategy_name or "", model)
 
 
 POP_MODE: Final = "POP"
@@ -796,14 +796,14 @@ def assignment_pieces(assignments: Iterable[QueueAssignment]) -> Iterator[bytes]
     yield b"]}" if separator == "," else f"{separator}]}}".encode()
 
 
-class _AssignmentBody(msgspec.Struct):
-    messageQueue: QueueBody  # noqa: N815 - the wire's name
+class _AssignmentBody(msgspec.Struct, rename="camel"):
+    message_queue: QueueBody
     mode: str | None = None
     attachments: Any = None
 
 
-class _AssignmentsBody(msgspec.Struct):
-    messageQueueAssignments: list[_AssignmentBody] | None = None  # noqa: N815 - the wire's name
+class _AssignmentsBody(msgspec.Struct, rename="camel"):
+    message_queue_assignments: list[_AssignmentBody] | None = None
 
 
 def decode_assignments(response: Response) -> list[QueueAssignment] | None:
@@ -813,6 +813,8 @@ def decode_assignments(response: Response) -> list[QueueAssignment] | None:
         BodyError: the body is malformed.
     """
     body = read_body(response.body, _AssignmentsBody, "assigned queues")
-    if body.messageQueueAssignments is None:
+    if body.message_queue_assignments is None:
         return None
-    return [QueueAssignment(entry.messageQueue.value(), entry.mode or "PULL") for entry in body.messageQueueAssignments]
+    return [
+        QueueAssignment(entry.message_queue.value(), entry.mode or "PULL") for entry in body.message_queue_assignments
+    ]

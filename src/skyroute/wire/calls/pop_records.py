@@ -57,7 +57,7 @@ class _CheckPointBody(msgspec.Struct):
     sp: bool = False
 
 
-class _AckBody(msgspec.Struct):
+class _AckBody(msgspec.Struct, rename="camel"):
     t: str = ""
     c: str = ""
     q: Int32 = 0
@@ -68,13 +68,13 @@ class _AckBody(msgspec.Struct):
     aol: Annotated[list[Int64], msgspec.Meta(max_length=_ACKS_MAX)] | None = None
     # The names of older brokers.
     topic: str = ""
-    consumerGroup: str = ""  # noqa: N815 - the file's name
-    queueId: Int32 = 0  # noqa: N815 - the file's name
-    startOffset: Int64 = 0  # noqa: N815 - the file's name
-    ackOffset: Int64 = 0  # noqa: N815 - the file's name
-    popTime: Int64 = 0  # noqa: N815 - the file's name
-    brokerName: str | None = None  # noqa: N815 - the file's name
-    ackOffsetList: Annotated[list[Int64], msgspec.Meta(max_length=_ACKS_MAX)] | None = None  # noqa: N815 - as above
+    consumer_group: str = ""
+    queue_id: Int32 = 0
+    start_offset: Int64 = 0
+    ack_offset: Int64 = 0
+    pop_time: Int64 = 0
+    broker_name: str | None = None
+    ack_offset_list: Annotated[list[Int64], msgspec.Meta(max_length=_ACKS_MAX)] | None = None
 
 
 class CheckPointAck(msgspec.Struct, frozen=True, gc=False):
@@ -155,13 +155,13 @@ def decode_check_point_ack(body: bytes) -> CheckPointAck:
         BodyError: it is malformed.
     """
     read = read_body(body, _AckBody, "an acknowledgement")
-    many = read.aol if read.aol is not None else read.ackOffsetList
+    many = read.aol if read.aol is not None else read.ack_offset_list
     return CheckPointAck(
-        read.c or read.consumerGroup,
+        read.c or read.consumer_group,
         read.t or read.topic,
-        read.q or read.queueId,
-        read.so or read.startOffset,
-        read.pt or read.popTime,
-        read.bn or read.brokerName or "",
-        (read.ao or read.ackOffset,) if many is None else tuple(many),
+        read.q or read.queue_id,
+        read.so or read.start_offset,
+        read.pt or read.pop_time,
+        read.bn or read.broker_name or "",
+        (read.ao or read.ack_offset,) if many is None else tuple(many),
     )

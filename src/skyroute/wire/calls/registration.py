@@ -29,6 +29,7 @@ _PLAIN_FORM: Final = (
     b'{"filterServerList":%b,"topicConfigSerializeWrapper":{"dataVersion":%b,"mappingDataVersion":%b,'
     b'"topicConfigTable":%b,"topicQueueMappingDetailMap":{},"topicQueueMappingInfoMap":%b}}'
 )
+_TRUTH_TEXTS: Final = {None: None, False: "false", True: "true"}
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -73,9 +74,9 @@ def encode_registration(
         "brokerId": str(registration.broker_id),
         "brokerName": registration.broker_name,
         "clusterName": registration.cluster,
-        "compressed": _truth(compressed),
+        "compressed": "true" if compressed else "false",
         "haServerAddr": registration.ha_address or "",  # Java's name server refuses a registration without it
-        "enableActingMaster": None if registration.acting_master is None else _truth(registration.acting_master),
+        "enableActingMaster": _TRUTH_TEXTS[registration.acting_master],
         "heartbeatTimeoutMillis": None if registration.lease_s is None else str(round(registration.lease_s * 1000)),
         "__ZONE_NAME": registration.zone,
     }
@@ -120,10 +121,6 @@ def _compressed_body(table: TopicTable, configs: Collection[TopicConfig]) -> byt
 
 def _piece(content: bytes) -> bytes:
     return _INT32.pack(len(content)) + content
-
-
-def _truth(value: bool) -> str:  # noqa: FBT001 - the value itself
-    return "true" if value else "false"
 
 
 def encode_registration_reply(outcome: RegistrationOutcome, order_topics: bytes) -> Response:
@@ -236,4 +233,4 @@ def decode_data_version(body: bytes) -> DataVersion | None:
 def encode_version_reply(known: DataVersion | None, *, changed: bool) -> Response:
     """Encode the known version, and whether it differs from the broker's."""
     body = b"" if known is None else fastjson.dumps(version_members(known), Dialect.LEGACY)
-    return Response(fields={"changed": _truth(changed)}, body=body)
+    return Response(fields={"changed": "true" if changed else "false"}, body=body)

@@ -1,10 +1,10 @@
 """Decodes the body of a registration: plain JSON, or compressed pieces, in steps."""
 
 import hashlib
+import struct
 import zlib
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - the module's own name is too general
 from typing import Final, TypeVar, cast, overload
 
 import msgspec
@@ -363,7 +363,7 @@ class _Reader:
     def count(self) -> int:
         try:
             (number,) = _INT32.unpack_from(self._data, self._at)
-        except StructError:
+        except struct.error:
             raise BodyError("the decompressed stream is truncated") from None
         self._at += 4
         # Every item takes at least a byte: a larger count is wrong.

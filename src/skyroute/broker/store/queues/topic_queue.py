@@ -3,11 +3,11 @@
 A unit has the log position, size and tag code of a record. Rows count units, offsets count messages.
 """
 
+import struct
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import ClassVar, Final
 
 from skyroute.broker.store.draft import Draft
@@ -96,7 +96,7 @@ class TopicQueue(UnitRows):
                 draft.prepared_position,
                 body_bytes,
             )
-        except StructError as error:
+        except struct.error as error:
             raise RecordError(f"a number does not fit its field in a record: {error}") from error
         return b"".join((start, body, topic_field, properties_bytes.to_bytes(2, "big"), raw_properties))
 
