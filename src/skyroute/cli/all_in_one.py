@@ -156,7 +156,7 @@ def run_cluster(options: UpOptions) -> None:
         except BindError as error:
             print(
                 f"skyroute up: {error}\n"
-                "Perhaps it already runs; or choose other ports: --ns-port, --port (0: any free port), "
+                "Stop the `skyroute up` that already runs, or choose other ports (0: any free one): --ns-port, --port, "
                 "--controller-port, --metrics-port.",
                 file=sys.stderr,
             )

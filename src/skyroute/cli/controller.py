@@ -33,8 +33,8 @@ def controller(
 ) -> None:
     """Run a controller that elects the masters of broker groups.
 
-    Takes the options and the properties file of mqcontroller. Its state is on one machine: brokers keep their roles
-    while it is down. Stops on SIGTERM and SIGINT.
+    Takes the options and the properties file of mqcontroller. Its state is a file on this machine, or in etcd with
+    etcdEndpoints, for several controllers. While none runs, brokers keep their roles. Stops on SIGTERM and SIGINT.
     """
     from skyroute.cli.controller_journal import ControllerJournal
     from skyroute.cli.server_process import print_line, run, server_command

@@ -41,11 +41,21 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in self._lazy_commands and not name.startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
-            close = get_close_matches(name, self._lazy_commands, n=1)
-            ctx.fail(f"No such command {name!r}." + (f" Did you mean {close[0]}?" if close else ""))
+            meant = self._find_similar(ctx, name)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {ctx.command_path} {meant}?" if meant else ""))
         return super().resolve_command(ctx, args)
+
+    def _find_similar(self, ctx: click.Context, name: str) -> str | None:
+        """Return a command of this group with a similar name, or one of a group in it with this name."""
+        from difflib import get_close_matches
+
+        if close := get_close_matches(name, self._lazy_commands, n=1):
+            return close[0]
+        for group_name in self._lazy_commands:
+            group = self.get_command(ctx, group_name)
+            if isinstance(group, LazyGroup) and name in group.list_commands(ctx):
+                return f"{group_name} {name}"
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

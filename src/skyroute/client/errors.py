@@ -69,7 +69,9 @@ class BrokerRefusedError(ClientError):
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
         name = ResponseCode(code).name if code in ResponseCode._value2member_map_ else "unknown code"
-        super().__init__(f"{address} refused with {code} ({name}): {remark or 'no reason given'}{self.advice}")
+        super().__init__(
+            f"{address} refused with {code} ({name}): {(remark or 'no reason given').strip()}{self.advice}"
+        )
         self.code = code
         self.remark = remark
         self.address = address
@@ -98,7 +100,7 @@ class SystemBusyError(BrokerRefusedError, code=ResponseCode.SYSTEM_BUSY):
 class UnsupportedError(BrokerRefusedError, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
     """The server does not support this request: it is of another release, or not the expected kind of server."""
 
-    advice = "; is this the address of a broker where a name server's is wanted, or a server of another release?"
+    advice = "; check that the address is of the right kind of server: name server, broker or controller"
 
 
 class MessageRefusedError(BrokerRefusedError, code=ResponseCode.MESSAGE_ILLEGAL):

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias, cast
 from skyroute.clock import SystemClock
 from skyroute.remoting.address import split_address
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
+from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError, reason_of
 from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.remoting.signing import Signer
 from skyroute.wire.command import Request, Response
@@ -280,5 +280,5 @@ async def connect(
     except TimeoutError:
         raise ConnectError(f"{address} did not accept the connection in {timeout_s} s") from None
     except (OSError, ValueError) as error:  # an invalid host name is a ValueError
-        raise ConnectError(f"{address!r} cannot be reached: {getattr(error, 'strerror', None) or error}") from None
+        raise ConnectError(f"{address!r} cannot be reached: {reason_of(error)}") from None
     return channel

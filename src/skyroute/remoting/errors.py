@@ -1,5 +1,8 @@
 """Errors of connections."""
 
+import os
+import socket
+import ssl
 from collections.abc import Mapping
 from typing import Final
 
@@ -43,3 +46,10 @@ class RefusedError(SkyrouteError):
         super().__init__(reason)
         self.code: Final = code
         self.fields: Final = fields
+
+
+def reason_of(error: Exception) -> str:
+    """Return why the system could not connect or listen, in the same words with every event loop."""
+    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror | ssl.SSLError):
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error)

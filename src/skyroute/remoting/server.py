@@ -16,7 +16,7 @@ from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
 from skyroute.remoting.client_meters import ClientMeters
 from skyroute.remoting.connection import Connection
 from skyroute.remoting.dispatch import Dispatcher
-from skyroute.remoting.errors import BindError
+from skyroute.remoting.errors import BindError, reason_of
 from skyroute.remoting.fair_queue import FairQueue
 from skyroute.remoting.free_memory import Trimming, trim
 from skyroute.remoting.limits import ByteBudget, CloseLog, Limits
@@ -286,9 +286,7 @@ def bind_error(
     host: str, port: int, error: Exception, host_key: str = "bindAddress", port_key: str = "listenPort"
 ) -> BindError:
     """Return the error for an address that cannot be bound. The keys are those of its settings."""
-    errno = None if isinstance(error, socket.gaierror) else getattr(error, "errno", None)
-    reason = os.strerror(errno) if errno else getattr(error, "strerror", None) or str(error)
     hint = f"{host_key} must be an address of this machine, and {port_key} a port we may use."
-    if errno == EADDRINUSE:
+    if isinstance(error, OSError) and error.errno == EADDRINUSE:
         hint = f"Is another server running there? Set {port_key} or {host_key} to something free."
-    return BindError(f"Failed to bind to {join_address(host, port)}: {reason}. {hint}")
+    return BindError(f"Failed to bind to {join_address(host, port)}: {reason_of(error)}. {hint}")

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 SERVER_MAX_CONNECTIONS: Final = 50_000
 UPDATE_CHARS_MAX: Final = 64 * 1024
 """Parsing happens between two requests. All settings take 13 KB; this much takes about 10 ms."""
+
+_CHECKED_FOR_SPELLING: Final = 20
+_SIMILAR: Final = 0.85
+"""Unknown keys that are compared with known ones, each a millisecond; and how similar two must be."""
 
 _COMMAND_LINE = "the command line"
 _UPDATE = "the update"
@@ -388,6 +393,9 @@ class ServerConfig(AccessConfig):
         unknown = sorted(key for key in self.extras if not self._belongs_to_another_server(key))
         if unknown:
             log.warning("unknown settings, kept without effect keys=%s", ",".join(unknown))
+        for key in unknown[:_CHECKED_FOR_SPELLING]:
+            if similar := get_close_matches(key, _known(type(self)), n=1, cutoff=_SIMILAR):
+                log.warning("setting may be misspelled key=%s similar=%s", key, similar[0])
 
 
 class _Known(NamedTuple):

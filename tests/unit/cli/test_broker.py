@@ -192,7 +192,7 @@ def test_up_says_that_it_may_already_run(environment: dict[str, str], tmp_path: 
     with running([*UP, *arguments], environment, tmp_path, "printMsg") as (process, _):
         result = run(UP, environment, *arguments)
         assert result.returncode == 1
-        assert "Perhaps it already runs" in result.stderr
+        assert "Stop the `skyroute up` that already runs" in result.stderr
         stop(process)
 
 

@@ -69,9 +69,14 @@ def test_an_unknown_command_or_option_is_a_usage_error(arguments: list[str]) -> 
     assert "Traceback" not in run.stderr
 
 
-def test_a_mistyped_command_gets_a_suggestion() -> None:
-    run = skyroute("admin", "clusterlist")
-    assert (run.returncode, "Did you mean clusterList?" in run.stderr) == (2, True), run
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("nameservr", "nameserver"), ("admin clusterlist", "admin clusterList"), ("updateTopic", "admin updateTopic")],
+)
+def test_a_mistyped_command_gets_a_suggestion(typed: str, meant: str) -> None:
+    run = skyroute(*typed.split())
+    assert run.returncode == 2
+    assert run.stderr.endswith(f"Did you mean python -m skyroute {meant}?\n")
 
 
 def commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:

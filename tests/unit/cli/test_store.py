@@ -71,7 +71,7 @@ def test_a_finding_has_place_problem_cost_and_advice(folder: Path) -> None:
 def test_a_store_that_cannot_be_checked_is_exit_code_2(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     for arguments, reason in (
-        (("verify", tmp_path / "other"), "is no store"),
+        (("verify", tmp_path / "other"), "is not a store"),
         (("verify", tmp_path / "missing"), "does not exist; expected a broker's storePathRootDir"),
         (("verify", folder), "maxHashSlotNum"),
         (("verify", folder, "-D", "maxHashSlotNum=x"), "maxHashSlotNum"),

@@ -214,6 +214,14 @@ def test_unknown_settings_are_kept_and_logged_once(tmp_path: Path, caplog: pytes
     assert warnings(caplog) == ["unknown settings, kept without effect keys=apple,user.region,zebra"]
 
 
+def test_a_misspelled_setting_is_logged_with_the_known_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    NameServerConfig.load(properties_file(tmp_path, "listenPorts=9876\nzebra=1"))
+    assert warnings(caplog) == [
+        "unknown settings, kept without effect keys=listenPorts,zebra",
+        "setting may be misspelled key=listenPorts similar=listenPort",
+    ]
+
+
 def test_settings_of_an_embedded_controller_are_not_unknown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = properties_file(tmp_path, "enableControllerInNamesrv=true\ncontrollerDLegerSelfId=n0\nzebra=1")
     NameServerConfig.load(path)

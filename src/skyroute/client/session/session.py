@@ -348,7 +348,9 @@ class Session:
                 failures.append(f"{address} is shutting down")
             except RemotingError as error:
                 failures.append(str(error))
-        raise NoNameServerError(f"no name server answers: {'; '.join(failures)}")
+        raise NoNameServerError(
+            f"no name server answers: {'; '.join(failures)}; check the address, and that one is running"
+        )
 
     async def ask_every_name_server(
         self, request: Request, timeout_s: float | None = None

@@ -244,7 +244,7 @@ def test_repair_refuses_unsafe_folders(folder: Path, tmp_path: Path) -> None:
         run(folder, tmp_path / "full")
     with pytest.raises(StorageError, match="contain each other"):
         run(folder, folder / "copy")
-    with pytest.raises(StorageError, match="is no store"):
+    with pytest.raises(StorageError, match="is not a store"):
         run(tmp_path / "full", tmp_path / "copy")
     store = open_store(folder)
     with pytest.raises(StoreLockedError, match="stop it first"):

@@ -307,7 +307,7 @@ def test_a_store_in_use_is_refused(folder: Path) -> None:
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="is no store"):
+    with pytest.raises(StorageError, match="is not a store"):
         verify(tmp_path)
 
 

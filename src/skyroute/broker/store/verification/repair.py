@@ -144,7 +144,7 @@ class Repair:
     def _check_folders(self) -> None:
         source, target = self.source.resolve(), self.target.resolve()
         if not (source / "commitlog").is_dir():
-            raise StorageError(f"{self.source} is no store: it has no folder commitlog")
+            raise StorageError(f"{self.source} is not a store: it has no folder commitlog")
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise StorageError(f"{self.target} is not empty; give a folder that does not exist")
         if target.is_relative_to(source) or source.is_relative_to(target):

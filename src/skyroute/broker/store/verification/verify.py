@@ -118,7 +118,7 @@ class StoreCheck:
             raise StorageError(f"{self.folder} does not exist; expected a broker's storePathRootDir")
         parts = ("commitlog", TABLES_FOLDER, "checkpoint")
         if not any((self.folder / name).exists() for name in parts):
-            raise StorageError(f"{self.folder} is no store: it has none of {', '.join(parts)}")
+            raise StorageError(f"{self.folder} is not a store: it has none of {', '.join(parts)}")
         if is_locked(self.folder):
             raise StoreLockedError(f"a broker has {self.folder} open; stop it first, or check a copy of the folder")
         try:
