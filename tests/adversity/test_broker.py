@@ -362,7 +362,7 @@ async def test_no_acknowledged_message_is_lost_whichever_write_fails(
     unexpected = [
         record.getMessage()
         for record in caplog.records
-        if record.levelno >= logging.ERROR and not record.getMessage().startswith("flush failed cause=")
+        if record.levelno >= logging.ERROR and not record.getMessage().startswith("flush failed reason=")
     ]
     assert unexpected == []
     caplog.clear()

@@ -55,7 +55,7 @@ def run(
             ensure_replaceable(config.settings_path)
         except FileWriteError as error:
             # A settings file is often mounted read-only. Only updates by an admin tool write it.
-            log.warning("settings cannot be updated while running cause=%s", error)
+            log.warning("settings cannot be updated while running reason=%s", error)
     _raise_open_files_limit(configs)
     for config in configs:
         config.log_settings()

@@ -58,7 +58,7 @@ class KvConfig:
             table = self._read_backup(damage)
             kept = self._keep_damaged()
             log.warning(
-                "kv config file damaged, its backup is used file=%s backup=%s kept_as=%s cause=%s",
+                "kv config file damaged, its backup is used file=%s backup=%s kept_as=%s reason=%s",
                 *(self._path, backup, kept, damage),
             )
         self._table = table or {}

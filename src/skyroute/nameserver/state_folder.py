@@ -100,7 +100,7 @@ def _identity(path: Path) -> str:
     except FileNotFoundError:
         pass
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
-        log.warning("name server id lost, creating a new one file=%s cause=%s", path, error)
+        log.warning("name server id lost, creating a new one file=%s reason=%s", path, error)
     made = secrets.token_hex(8)
     try:
         replace_file(path, msgspec.json.encode(_Identity(made)), keep_backup=False)

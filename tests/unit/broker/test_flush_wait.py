@@ -120,7 +120,7 @@ async def test_a_failed_flush_fails_all_waits_and_stops_the_store(make: Make, ca
     room.wait("b")
     await eventually(lambda: room.is_told("a", "b"))
     assert set(room.outcomes) == {Flushed.FAILED}
-    assert "flush failed cause=this sync fails" in caplog.text
+    assert "flush failed reason=this sync fails" in caplog.text
     with pytest.raises(StoreClosedError, match="could not be flushed"):
         room.append()
     disk.fails = False

@@ -446,7 +446,7 @@ async def test_a_send_that_fails_loses_its_records_and_the_next_ones_are_sent(
     assert (await outbox.next())[1] == [sent(2), sent(3)]
     await tracer.stop()
     assert tracer.lost == 2
-    assert f"cause={type(error).__name__}: {error}" in caplog.text
+    assert f"reason={type(error).__name__}: {error}" in caplog.text
 
 
 async def test_stopping_ends_even_if_sending_does_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -460,7 +460,7 @@ async def test_stopping_ends_even_if_sending_does_not(caplog: pytest.LogCaptureF
         await outbox.knocked.wait()
         await tracer.stop(timeout_s=0.01)
     assert tracer.lost == 25
-    assert "cause=stopped before they were sent" in caplog.text
+    assert "reason=stopped before they were sent" in caplog.text
     assert outbox.messages.empty()
 
 

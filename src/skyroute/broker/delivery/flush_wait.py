@@ -105,7 +105,7 @@ class Flushing:
             await self._run(flush)
             self._store.end_flush(flush)
         except StorageError as error:
-            log.error("flush failed cause=%s", error)  # noqa: TRY400 - its text is enough
+            log.error("flush failed reason=%s", error)  # noqa: TRY400 - its text is enough
             self._store.fail_flush(error)
             self._stopped = True
             self._complete(None, Flushed.FAILED)

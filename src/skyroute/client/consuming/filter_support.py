@@ -79,7 +79,7 @@ class FilterChecks:
             try:
                 apply()
             except SkyrouteError as error:
-                log.warning("subscription refused group=%s topic=%s cause=%s", self._group, subscription.topic, error)
+                log.warning("subscription refused group=%s topic=%s reason=%s", self._group, subscription.topic, error)
                 return error
         return refusal
 
@@ -110,7 +110,7 @@ async def find_refusal(session: Session, group: str, subscription: Subscription)
         await check_filter(session, group, subscription)
     except SkyrouteError as error:
         if isinstance(error, BrokerRefusedError) and not isinstance(error, NOT_NOW):
-            log.warning("subscription refused group=%s topic=%s cause=%s", group, subscription.topic, error)
+            log.warning("subscription refused group=%s topic=%s reason=%s", group, subscription.topic, error)
             return error
-        log.info("subscription not checked group=%s topic=%s cause=%s", group, subscription.topic, error)
+        log.info("subscription not checked group=%s topic=%s reason=%s", group, subscription.topic, error)
     return None

@@ -127,7 +127,7 @@ class GroupMembership:
             except NoNameServerError:
                 raise
             except SkyrouteError as error:
-                log.debug("route not found topic=%s cause=%s", topic, error)
+                log.debug("route not found topic=%s reason=%s", topic, error)
 
     async def announce(self) -> None:
         """Send heartbeats with the current subscriptions now. Brokers list only members that sent a heartbeat."""
@@ -158,7 +158,7 @@ class GroupMembership:
         except ClientError as error:
             suppressed = self._failed_rebalances.suppressed(group, self._session.clock.monotonic())
             if suppressed is not None:
-                log.warning("rebalance failed group=%s cause=%s suppressed=%d", group, error, suppressed)
+                log.warning("rebalance failed group=%s reason=%s suppressed=%d", group, error, suppressed)
             return False
         except Exception:
             log.exception("rebalance failed group=%s", group)
@@ -203,4 +203,4 @@ class GroupMembership:
     def _log_failure(self, phrase: str, group: str, topic: str, cause: SkyrouteError | str) -> None:
         suppressed = self._failed_topics.suppressed(topic, self._session.clock.monotonic())
         if suppressed is not None:
-            log.warning("%s group=%s topic=%s cause=%s suppressed=%d", phrase, group, topic, cause, suppressed)
+            log.warning("%s group=%s topic=%s reason=%s suppressed=%d", phrase, group, topic, cause, suppressed)

@@ -113,7 +113,7 @@ class BrokerOffsets(_InMemory):
         except SkyrouteError as error:
             if queue not in self._uncommitted:
                 self._uncommitted.add(queue)
-                log.warning("offset not committed group=%s queue=%s cause=%s", self._group, queue, error)
+                log.warning("offset not committed group=%s queue=%s reason=%s", self._group, queue, error)
         else:
             self._uncommitted.discard(queue)
 
@@ -169,7 +169,7 @@ class FileOffsets(_InMemory):
         try:
             await asyncio.to_thread(self._merge_into_file, changed)
         except OffsetFileError as error:
-            log.error("offsets not written path=%s cause=%s", self.path, error)  # noqa: TRY400 - the cause is enough
+            log.error("offsets not written path=%s reason=%s", self.path, error)  # noqa: TRY400 - the reason is enough
 
     def _merge_into_file(self, changed: Mapping[QueueRef, int]) -> None:
         with self._writing:
@@ -195,7 +195,7 @@ class FileOffsets(_InMemory):
                 raise damage
             return {}
         if damage is not None:
-            log.warning("offsets read from the backup path=%s cause=%s", self.path, damage)
+            log.warning("offsets read from the backup path=%s reason=%s", self.path, damage)
         return offsets
 
     def _is_sound(self) -> bool:

@@ -124,7 +124,7 @@ class HandlerCalls:
             if not self._stopping:
                 suppressed = self._failures.suppressed(self._group, self._monotonic())
                 if suppressed is not None:
-                    log.warning("receive failed group=%s cause=%s suppressed=%d", self._group, error, suppressed)
+                    log.warning("receive failed group=%s reason=%s suppressed=%d", self._group, error, suppressed)
                 await asyncio.sleep(FAILED_RECEIVE_S)
             return []
         finally:
@@ -182,7 +182,7 @@ class HandlerCalls:
         try:
             await self._receiver.make_dead_letter(message)
         except SkyrouteError as error:
-            log.warning("no dead letter group=%s message=%s cause=%s", self._group, message.message_id, error)
+            log.warning("no dead letter group=%s message=%s reason=%s", self._group, message.message_id, error)
             return False
         return True
 
@@ -191,7 +191,7 @@ class HandlerCalls:
         try:
             await call
         except SkyrouteError as error:
-            log.warning("%s group=%s message=%s cause=%s", failed, self._group, message.message_id, error)
+            log.warning("%s group=%s message=%s reason=%s", failed, self._group, message.message_id, error)
 
 
 class _Kept:
@@ -226,4 +226,4 @@ class _Kept:
         try:
             self.messages[at] = await self._receiver.change_invisible_time(message, self._invisible_s)
         except SkyrouteError as error:
-            log.warning("invisible time not renewed message=%s cause=%s", message.message_id, error)
+            log.warning("invisible time not renewed message=%s reason=%s", message.message_id, error)

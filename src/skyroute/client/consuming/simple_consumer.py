@@ -271,7 +271,7 @@ class SimpleConsumer:
             return
         suppressed = self._failures.suppressed(target.broker_name, self.session.clock.monotonic())
         if suppressed is not None:
-            log.warning("receive failed from=%s cause=%s suppressed=%d", target, error, suppressed)
+            log.warning("receive failed from=%s reason=%s suppressed=%d", target, error, suppressed)
         if error.stale_route or isinstance(error, RemotingError):
             with suppress(SkyrouteError):
                 await self.session.routes.refresh(target.topic)
@@ -324,7 +324,7 @@ class SimpleConsumer:
         try:
             found = await calls.query_assignment(self.session, broker_name, self.group, topic)
         except SkyrouteError as error:
-            log.warning("no queues assigned group=%s topic=%s cause=%s", self.group, topic, error)
+            log.warning("no queues assigned group=%s topic=%s reason=%s", self.group, topic, error)
         else:
             if found is not None:  # else the member keeps its queues
                 is_pop = all(assignment.mode == POP_MODE for assignment in found)
@@ -399,7 +399,7 @@ class SimpleConsumer:
             try:
                 await calls.ack(self.session, self.group, topic, message)
             except SkyrouteError as error:
-                log.warning("unwanted message not acknowledged message=%s cause=%s", message.message_id, error)
+                log.warning("unwanted message not acknowledged message=%s reason=%s", message.message_id, error)
         return accepted
 
     # ------------------------------------------------------------------------------------------------------- receipts

@@ -95,7 +95,7 @@ def read_messages(
         if not skips_damage:
             raise RecordError(f"damaged record at offset {asked} of {queue}: {run.failure}; seek past it to skip it")
         next_offset = asked + 1
-        log.warning("damaged record skipped queue=%s offset=%d cause=%s", queue, asked, run.failure)
+        log.warning("damaged record skipped queue=%s offset=%d reason=%s", queue, asked, run.failure)
     if subscription.tags:
         wanted = frozenset(subscription.tags)
         messages = [message for message in messages if message.tag in wanted]

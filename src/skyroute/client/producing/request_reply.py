@@ -63,7 +63,7 @@ class Replies:
             try:
                 await routes.find(replies)
             except NoRouteError as error:
-                log.info("reply topic not found topic=%s cause=%s", replies, error)
+                log.info("reply topic not found topic=%s reason=%s", replies, error)
         if unknown:
             await self._session.heartbeats.send()
             self.ready |= unknown

@@ -90,11 +90,11 @@ class Transactions:
             if sent.trace_on:
                 self._trace(message, end, sent.region, address)
             if address is None:
-                log.warning("transaction outcome not sent broker=%s cause=no route", sent.queue.broker_name)
+                log.warning("transaction outcome not sent broker=%s reason=no route", sent.queue.broker_name)
             else:
                 await self._session.tell(address, encode_end_transaction(end))
         except SkyrouteError as error:
-            log.warning("transaction outcome not sent, the broker will check cause=%s", error)
+            log.warning("transaction outcome not sent, the broker will check reason=%s", error)
 
     async def _on_check(self, request: Request, address: str) -> Response | None:
         check = decode_transaction_check(request)

@@ -85,7 +85,7 @@ class Heartbeats:
         ]
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, Exception):
-                log.info("unregistration failed cause=%s", outcome)
+                log.info("unregistration failed reason=%s", outcome)
 
     def topics(self) -> set[str]:
         """Return the topics of all sources."""

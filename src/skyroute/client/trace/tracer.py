@@ -215,7 +215,7 @@ class Tracer:
     def _lose(self, count: int, why: str) -> None:
         before, self.lost = self.lost, self.lost + count
         if not before or before // LOSSES_PER_LOG_LINE != self.lost // LOSSES_PER_LOG_LINE:
-            log.warning("trace records lost count=%d topic=%s cause=%s", self.lost, self.topic, why)
+            log.warning("trace records lost count=%d topic=%s reason=%s", self.lost, self.topic, why)
 
 
 def _lookup_keys(record: TraceRecord) -> list[str]:

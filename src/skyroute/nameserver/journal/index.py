@@ -44,7 +44,7 @@ class Index:
         try:
             replace_file(self.folder / INDEX_NAME, content, keep_backup=False, disk=disk)
         except FileWriteError as error:
-            log.debug("journal index not written cause=%s", error)
+            log.debug("journal index not written reason=%s", error)
 
 
 def read_index(folder: Path) -> dict[int, Segment]:

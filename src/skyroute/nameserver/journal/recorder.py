@@ -199,7 +199,7 @@ class Journal:
     def _note_failure(self, error: Exception) -> None:
         if not self._failing:
             self._failing = True
-            log.warning("journal write failed, routing continues and writes are retried cause=%s", error)
+            log.warning("journal write failed, routing continues and writes are retried reason=%s", error)
 
     def _note_success(self) -> None:
         if self._failing:

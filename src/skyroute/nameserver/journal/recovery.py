@@ -61,7 +61,7 @@ def write_alive(folder: Path, disk: Disk, wall_ms: int) -> None:
     try:
         replace_file(folder / ALIVE_NAME, b"%d\n" % wall_ms, keep_backup=False, disk=disk)
     except FileWriteError as error:
-        log.debug("sign of life not written cause=%s", error)
+        log.debug("sign of life not written reason=%s", error)
 
 
 def read_alive(folder: Path) -> int | None:

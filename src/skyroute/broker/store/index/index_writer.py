@@ -69,7 +69,7 @@ class IndexWriter:
         try:
             self.process = IndexProcess(self._folder, self._settings, progress)
         except OSError as error:
-            log.warning("index process not started cause=%s", error)
+            log.warning("index process not started reason=%s", error)
             return
         log.info("index process started pid=%d", self.process.pid)
 

@@ -106,7 +106,7 @@ class DamageFile:
         except FileNotFoundError:
             return DamageReport()
         except (OSError, JsonError, KeyError, TypeError, ValueError, AttributeError) as error:
-            log.warning("damage report not readable file=%s cause=%s", self._file.path, error)
+            log.warning("damage report not readable file=%s reason=%s", self._file.path, error)
             return DamageReport()
 
     def save(self, report: DamageReport) -> None:

@@ -352,12 +352,12 @@ class Prefetch:
             return True
         is_outdated = isinstance(error, InvalidParameterError) and reader.is_shared
         if not (error.retryable or is_outdated):
-            log.warning("pull refused group=%s queue=%s cause=%s", self._group, reader.queue, error)
+            log.warning("pull refused group=%s queue=%s reason=%s", self._group, reader.queue, error)
             self._fail(reader, error)
             return False
         if not reader.is_failing:
             reader.is_failing = True
-            log.warning("pull failed group=%s queue=%s cause=%s", self._group, reader.queue, error)
+            log.warning("pull failed group=%s queue=%s reason=%s", self._group, reader.queue, error)
         reader.broker_id = MASTER_ID
         await asyncio.sleep(self._intervals.failed_pull_s)
         if error.stale_route or is_outdated:

@@ -133,7 +133,7 @@ class PushAssignment:
             suppressed = self._unknown_starts.suppressed(str(ref), self._monotonic())
             if suppressed is not None:
                 log.warning(
-                    "start offset not known group=%s queue=%s cause=%s suppressed=%d",
+                    "start offset not known group=%s queue=%s reason=%s suppressed=%d",
                     *(self._settings.group, ref, error, suppressed),
                 )
             return None

@@ -166,11 +166,11 @@ class PullLoop:
     async def _failed(self, queue: ProcessQueue, error: SkyrouteError) -> None:
         suppressed = queue.failed_pulls.suppressed(queue.ref.topic, self._session.clock.monotonic())
         if suppressed is not None:
-            log.warning("pull failed queue=%s cause=%s suppressed=%d", queue.ref, error, suppressed)
+            log.warning("pull failed queue=%s reason=%s suppressed=%d", queue.ref, error, suppressed)
         if isinstance(error, SubscriptionNotFoundError | SubscriptionOutdatedError):
             self._on_unknown_subscription()
         if error.stale_route or isinstance(error, RemotingError):
             try:
                 await self._session.routes.refresh(queue.ref.topic)
             except SkyrouteError as refresh_error:
-                log.debug("route not refreshed topic=%s cause=%s", queue.ref.topic, refresh_error)
+                log.debug("route not refreshed topic=%s reason=%s", queue.ref.topic, refresh_error)

@@ -54,7 +54,7 @@ async def _each(session: Session, queues: Iterable[QueueRef], send: _Send, faile
         try:
             await send(broker_name, wanted)
         except SkyrouteError as error:
-            log.warning("%s group=%s broker=%s cause=%s", failed, group, broker_name, error)
+            log.warning("%s group=%s broker=%s reason=%s", failed, group, broker_name, error)
 
     await asyncio.gather(*(send_one(name, wanted) for name, wanted in by_broker.items()))
 

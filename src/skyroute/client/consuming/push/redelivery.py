@@ -52,7 +52,7 @@ class Redelivery:
                 return True
         except SkyrouteError as error:
             log.warning(
-                "message not sent back group=%s message=%s cause=%s", self._settings.group, message.message_id, error
+                "message not sent back group=%s message=%s reason=%s", self._settings.group, message.message_id, error
             )
         return await self.send_to_retry_topic(message, delay_level)
 
@@ -80,7 +80,7 @@ class Redelivery:
             await self._send_copy(message, delay_level)
         except SkyrouteError as error:
             log.warning(
-                "message not sent for retry group=%s message=%s cause=%s",
+                "message not sent for retry group=%s message=%s reason=%s",
                 self._settings.group,
                 message.message_id,
                 error,

@@ -39,7 +39,7 @@ class Retries:
 
     def _log_drop(self, message: StoredMessage) -> None:
         log.warning(
-            "message dropped group=%s topic=%s message=%s cause=broadcasting has no redelivery",
+            "message dropped group=%s topic=%s message=%s reason=broadcasting has no redelivery",
             *(self._settings.group, message.topic, message.message_id),
         )
 
