@@ -324,7 +324,7 @@ class Fetcher:
             ) from error
         self._failures += 1
         self._address = None
-        log.warning("pull failed, retrying queue=%s offset=%d cause=%s", self._queue, self._at, error)
+        log.warning("pull failed, retrying queue=%s offset=%d reason=%s", self._queue, self._at, error)
         time.sleep(self._options.connection.retry_interval_s)
 
     def _find_broker(self) -> str:

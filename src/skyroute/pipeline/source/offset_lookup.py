@@ -71,7 +71,7 @@ class OffsetLookup:
                 failures += 1
                 if failures > options.retries:
                     raise BrokerLostError(f"request failed {failures} times: {error}") from error
-                log.warning("request failed, retrying failures=%d cause=%s", failures, error)
+                log.warning("request failed, retrying failures=%d reason=%s", failures, error)
             time.sleep(options.retry_interval_s)
 
     def queues(self) -> list[QueueRef]:
@@ -130,7 +130,7 @@ class OffsetLookup:
             except SkyrouteError as error:
                 suppressed = _unreachable.suppressed(queue.broker_name, SystemClock.monotonic())
                 if suppressed is not None:
-                    log.warning("end of queue unknown queue=%s cause=%s suppressed=%d", queue, error, suppressed)
+                    log.warning("end of queue unknown queue=%s reason=%s suppressed=%d", queue, error, suppressed)
                 return None
 
         async def look_up(session: Session) -> dict[QueueRef, int | None]:
@@ -258,7 +258,7 @@ class OffsetLookup:
         outcomes = await asyncio.gather(*requests.values(), return_exceptions=True)
         for name, outcome in zip(requests, outcomes, strict=True):
             if isinstance(outcome, SkyrouteError):
-                log.warning("%s at=%s cause=%s", problem, name, outcome)
+                log.warning("%s at=%s reason=%s", problem, name, outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
 

@@ -173,7 +173,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except SourceError as error:
                 if not self._queues:
                     raise
-                log.warning("queue lookup failed, using the known queues cause=%s", error)
+                log.warning("queue lookup failed, using the known queues reason=%s", error)
             self._queues_at = monotonic()
         self._max_offsets = lookup.max_offsets(self._queues)
         self._last_max_offsets |= self._max_offsets
