@@ -12,7 +12,7 @@ from skyroute.message.reserved_topics import TIMER_TOPIC
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.registration import DataVersion
-from skyroute.settings.errors import BlackListedError, MalformedPropertiesError
+from skyroute.settings.updates import update_settings
 from skyroute.wire.calls.groups import release_name
 from skyroute.wire.calls.settings import (
     BrokerStats,
@@ -40,7 +40,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class BrokerAdminHandlers:
-    """Logs each change with the address of its peer: there is no access control."""
+    """Changes settings and deletes expired messages by request, and reports the broker's state."""
 
     def __init__(self, components: "Components") -> None:
         self._components = components
@@ -59,17 +59,10 @@ class BrokerAdminHandlers:
     def update_settings(self, request: Request, peer: Peer) -> Answer:
         """Change settings; if one is invalid, none is changed."""
         config = self._components.config
-        try:
-            changed = config.apply_update(request.body.decode())
-        except BlackListedError:
-            raise RefusedError(ResponseCode.NO_PERMISSION, "Can not update config in black list.") from None
-        except (UnicodeDecodeError, MalformedPropertiesError) as error:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from None
-        if changed:
+        if changed := update_settings(config, request, peer):
             store = self._components.store
             store.settings = config.with_retention(store.settings)
             self._settings_version = next_version(self._settings_version, self._now_ms())
-            log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(changed)))
         return self._register_again() if "brokerPermission" in changed else Response()
 
     async def _register_again(self) -> Response:

@@ -8,8 +8,7 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server_events import Publish, Record, SettingsChanged
 from skyroute.remoting.dispatch import Peer
 from skyroute.routing.table import RouteTable
-from skyroute.settings.errors import BlackListedError, MalformedPropertiesError
-from skyroute.wire.codes import ResponseCode
+from skyroute.settings.updates import update_settings
 from skyroute.wire.command import Request, Response
 from skyroute.wire.fields import optional_name, required_name
 
@@ -18,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AdminHandlers:
-    """Logs every change with the address of its sender. Like Apache's name server, it has no access control."""
+    """Logs every change with the address of its sender."""
 
     table: RouteTable
     config: NameServerConfig
@@ -53,18 +52,7 @@ class AdminHandlers:
 
     def update_config(self, request: Request, peer: Peer) -> Response:
         before = _listed(self.config)
-        try:
-            changed = self.config.apply_update(request.body.decode())
-        except BlackListedError as error:
-            if peer.count_refusal():
-                log.warning("settings update refused peer=%s reason=%s", peer.address, error)
-            return Response(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
-        except (UnicodeDecodeError, MalformedPropertiesError) as error:
-            if peer.count_refusal():
-                log.warning("settings update refused peer=%s reason=%s", peer.address, error)
-            return Response.error(f"string2Properties error: {error}")
-        if changed:
-            log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(changed)))
+        if changed := update_settings(self.config, request, peer):
             after = _listed(self.config)
             values = {key: (before.get(key), after.get(key)) for key in sorted(changed)}
             self.record([SettingsChanged(values, peer.address)])
