@@ -19,7 +19,7 @@ from skyroute.controller.rules import Election, MasterInfo, Outcome, SyncState
 from skyroute.controller.state import GroupState, LiveReplicas, Progress
 from skyroute.remoting.dispatch import Handler, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.settings.errors import BlackListedError, MalformedPropertiesError
+from skyroute.settings.updates import update_settings
 from skyroute.wire.calls.controller import (
     ControllerFields,
     ElectionRequest,
@@ -272,18 +272,7 @@ class ControllerHandlers:
         return Response(body=self.config.render().encode())
 
     def update_config(self, request: Request, peer: Peer) -> Response:
-        try:
-            changed = self.config.apply_update(request.body.decode())
-        except BlackListedError as error:
-            if peer.count_refusal():
-                log.warning("settings update refused peer=%s reason=%s", peer.address, error)
-            return Response(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
-        except (UnicodeDecodeError, MalformedPropertiesError) as error:
-            if peer.count_refusal():
-                log.warning("settings update refused peer=%s reason=%s", peer.address, error)
-            return Response.error(f"string2Properties error: {error}")
-        if changed:
-            log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(changed)))
+        update_settings(self.config, request, peer)
         return Response()
 
     def _live(self, group: GroupState | None) -> LiveReplicas:
