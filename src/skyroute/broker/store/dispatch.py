@@ -5,7 +5,6 @@ in memory. From time to time, or when many records wait, units and keys are writ
 dies before that, recovery finds the records in the log; if the disk refuses, the next write tries again.
 """
 
-import logging
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
@@ -18,17 +17,15 @@ from skyroute.broker.store.files.segment import Segment
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index.index_writer import IndexWriter
 from skyroute.broker.store.index.keys import Key, collect_keys, find_value, keyed
-from skyroute.broker.store.queues.queue_ledger import KnownQueues, QueueLedger, is_of_other_store
+from skyroute.broker.store.queues.queue_ledger import QueueLedger
 from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.broker.store.settings import StoreSettings
-from skyroute.files.errors import DiskFullError, StorageError
+from skyroute.files.errors import StorageError
 from skyroute.message.flags import INNER_BATCH, TransactionState
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import DELAY_LEVEL, TAGS
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from skyroute.message.tags import tag_code
-
-logger = logging.getLogger(__name__)
 
 TAGS_START: Final = f"{TAGS}\x01".encode()
 NOT_IN_QUEUE: Final = int(TransactionState.PREPARED & TransactionState.ROLLED_BACK)
@@ -85,7 +82,7 @@ def unit_code(topic: str, raw_properties: bytes, stored_at_ms: int, delays_ms: t
 
 
 class Dispatcher:
-    """Writes the units and keys of records. The only writer of queues, index and ledger."""
+    """Writes the units and keys of records. The only writer of queues and index; it notes their ends in the ledger."""
 
     def __init__(
         self,
@@ -329,57 +326,6 @@ class Dispatcher:
         reached = self._index_writer.end_process()
         if reached is not None:
             self._checkpoint.note_dispatched(*reached)
-
-    # ----------------------------------------------------------------------------------------------------------- ledger
-
-    def read_ledger(self) -> KnownQueues | None:
-        """Return the queues in the ledger; None if it is missing, damaged, or of another store."""
-        known = self._ledger.read()
-        if known is not None and is_of_other_store(self._ledger.store_id, self._checkpoint.store_id):
-            logger.warning("queue ledger of another store ignored file=%s", self._ledger.path)
-            return None
-        return known
-
-    def begin_ledger(self, queues: Iterable[TopicQueue], deleted: dict[str, int], now_ms: int) -> None:
-        """Rewrite the ledger and keep it up to date; on a full disk, run without one. A new store gets `now_ms` as id.
-
-        Raises:
-            FileWriteError: it cannot be written for another reason.
-        """
-        self._ledger.store_id = self._checkpoint.store_id or self._ledger.store_id or now_ms
-        self._checkpoint.note_store_id(self._ledger.store_id)
-        try:
-            self._ledger.begin(queues, deleted)
-        except DiskFullError:
-            self._ledger.give_up()
-
-    def end_ledger(self) -> None:
-        """Remove the ledger before a truncation: a start after a crash reads the log instead."""
-        self._ledger.give_up()
-
-    def resume_ledger(self, queues: Iterable[TopicQueue]) -> None:
-        """Write the ledger again after a truncation; on a full disk, run without one.
-
-        Raises:
-            FileWriteError: it cannot be written for another reason.
-        """
-        try:
-            self._ledger.resume(queues, self._log.end)
-        except DiskFullError:
-            self._ledger.give_up()
-
-    def note_ends(self, queues: Iterable[TopicQueue]) -> None:
-        """Write the first and last offsets of queues to the ledger."""
-        for queue in queues:
-            self._ledger.note(queue)
-
-    def note_deleted(self, topic: str) -> None:
-        """Write to the ledger that a topic was deleted: its records in the log are in no queue.
-
-        Raises:
-            FileWriteError: the entry may not be on disk.
-        """
-        self._ledger.note_deleted(topic, self._log.end)
 
     # ----------------------------------------------------------------------------------------------------- for recovery
 

@@ -73,15 +73,15 @@ class MessageStore(StoreReader):
         self._closing.callback(log.close)
         queues = QueueTable(folder, settings, disk, segments, is_batch_topic)
         self._closing.callback(queues.close)
-        ledger = QueueLedger(folder / LEDGER_NAME, disk)
-        self._closing.callback(ledger.close)
+        self._ledger = QueueLedger(folder / LEDGER_NAME, disk)
+        self._closing.callback(self._ledger.close)
         index: KeyIndex | None = None
         if settings.index_enabled:
             index = KeyIndex(folder / "index", settings.index_slots, settings.index_entries, disk)
             self._closing.callback(index.close)
         index_writer = IndexWriter(folder, settings, log, index)
         self._closing.callback(index_writer.kill_process)
-        dispatcher = Dispatcher(settings, log, index_writer, self._checkpoint, ledger)
+        dispatcher = Dispatcher(settings, log, index_writer, self._checkpoint, self._ledger)
         super().__init__(folder, settings, log, queues, index, index_writer, dispatcher)
         self._abort = AbortFile(folder, disk)
 
@@ -137,7 +137,7 @@ class MessageStore(StoreReader):
         )
         state = QueueState(
             self._queues.by_key.values(),
-            self._dispatcher.read_ledger() if is_ours else None,
+            self._ledger.read_of(self._checkpoint.store_id) if is_ours else None,
             is_exact=shutdown in (Shutdown.CLEAN, Shutdown.PROCESS_DIED),
             make_batch_topic=self._queues.make_batch_folder,
         )
@@ -169,7 +169,9 @@ class MessageStore(StoreReader):
         # A deletion behind the end is of another log: a ledger of another folder, or a log restored from a backup.
         deleted = {topic: at for topic, at in state.deleted.items() if self._log.start < at <= self._log.end}
         written = [queue for queue in self._queues.by_key.values() if queue.written_end]
-        self._dispatcher.begin_ledger(written, deleted, now_ms)
+        self._ledger.store_id = self._checkpoint.store_id or self._ledger.store_id or now_ms
+        self._checkpoint.note_store_id(self._ledger.store_id)
+        self._ledger.begin(written, deleted)
         self._last_stored_ms = max(self._dispatcher.written_ms, self._checkpoint.log_ms)
         if shutdown is not Shutdown.CLEAN:
             self.flush()
@@ -487,14 +489,14 @@ class MessageStore(StoreReader):
         dispatcher.end_index_process()
         whole_end = self._find_whole_end(position)
         cuts = tuple(save_tail(log, position, now_ms, self._disk))
-        dispatcher.end_ledger()
+        self._ledger.give_up()  # a start after a crash reads the log instead
         self._checkpoint.note_rebuild(whole_end)  # a start after a crash continues from here
         log.truncate(position)
         for queue in self._queues.by_key.values():
             queue.truncate_to(whole_end)
         if self._index is not None:
             self._index.truncate_to(whole_end, slots_are_sound=True)
-        dispatcher.resume_ledger([queue for queue in self._queues.by_key.values() if queue.written_end])
+        self._ledger.resume([queue for queue in self._queues.by_key.values() if queue.written_end], log.end)
         if self._running_flush is not None:
             self._running_flush.forget_behind(position)
         self.damage = self.damage.merge((), cuts, range(log.start, log.end))
@@ -600,7 +602,8 @@ class MessageStore(StoreReader):
             disk_used=disk_used,
         )
         if expired.queue_segments:
-            self._dispatcher.note_ends(self._queues.by_key.values())
+            for queue in self._queues.by_key.values():
+                self._ledger.note(queue)
         return expired
 
     def delete_topic(self, topic: str) -> None:
@@ -622,7 +625,7 @@ class MessageStore(StoreReader):
         """
         check_file_name(topic)
         self._dispatcher.try_write()
-        self._dispatcher.note_deleted(topic)
+        self._ledger.note_deleted(topic, self._log.end)
         yield from self._queues.remove_topic(topic, self._dispatcher.drop_queue)
 
 

@@ -7,6 +7,7 @@ Apache's broker does not read this file. Once it has used the folder, the ledger
 ledger of another folder: ledger and checkpoint have the same store id.
 """
 
+import logging
 import mmap
 import os
 from collections.abc import Iterable
@@ -19,7 +20,9 @@ from zlib import crc32
 
 from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.files.disk import Disk
-from skyroute.files.errors import FileWriteError, StorageError
+from skyroute.files.errors import DiskFullError, FileWriteError, StorageError
+
+log = logging.getLogger(__name__)
 
 GROWTH_BYTES: Final = 1 << 14
 """Minimum growth of the file."""
@@ -109,12 +112,26 @@ class QueueLedger:
                 known.queues[topic, queue_id] = KnownQueue(kind == _BATCH_QUEUE, end, flushed_end, first)
         return known
 
+    def read_of(self, store_id: int) -> KnownQueues | None:
+        """As `read`; also None if the file is of a store with another id."""
+        known = self.read()
+        if known is not None and is_of_other_store(self.store_id, store_id):
+            log.warning("queue ledger of another store ignored file=%s", self.path)
+            return None
+        return known
+
     def begin(self, queues: Iterable[TopicQueue], deleted: dict[str, int]) -> None:
-        """Rewrite the file, and keep it up to date from now on.
+        """Rewrite the file, and keep it up to date from now on; on a full disk, run without it.
 
         Raises:
-            FileWriteError: the file is as it was.
+            FileWriteError: it cannot be written for another reason, and is as it was.
         """
+        try:
+            self._rewrite(queues, deleted)
+        except DiskFullError:
+            self.give_up()
+
+    def _rewrite(self, queues: Iterable[TopicQueue], deleted: dict[str, int]) -> None:
         self._deleted = deleted
         entries = [_entry(_DELETED_TOPIC, topic, 0) + _ends(position) for topic, position in deleted.items()]
         entries_at = _HEAD_BYTES + sum(map(len, entries))
@@ -196,16 +213,16 @@ class QueueLedger:
         return self._descriptor
 
     def resume(self, queues: Iterable[TopicQueue], log_end: int) -> None:
-        """Write the file again, after `give_up` and a truncation of log and queues.
+        """Write the file again, after `give_up` and a truncation of log and queues; on a full disk, run without it.
 
         Raises:
-            FileWriteError: there is no ledger; the next start reads the log instead.
+            FileWriteError: it cannot be written for another reason; the next start reads the log instead.
         """
         self._flushed = {queue: min(end, queue.written_end) for queue, end in self._flushed.items()}
         self.begin(queues, {topic: min(position, log_end) for topic, position in self._deleted.items()})
 
     def give_up(self) -> None:
-        """Run without a ledger, on a full disk: the next start reads the log instead, which takes longer."""
+        """Run without a ledger, on a full disk or before a truncation: the next start reads the log."""
         self.close()
         for path in (self.path, self._staged):
             with suppress(FileWriteError):
@@ -229,7 +246,7 @@ class QueueLedger:
         size = len(entry) + _ENDS.size
         if self._end + size > len(mapped):
             try:
-                self.begin(list(self._ends_at), self._deleted)
+                self._rewrite(list(self._ends_at), self._deleted)
             except StorageError:
                 self.give_up()
                 return None
