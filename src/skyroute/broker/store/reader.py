@@ -133,6 +133,29 @@ class StoreReader:
         """Store time of the oldest record of the log; None if the log is empty."""
         return self._log.stored_at_ms(self._log.start)
 
+    def newest_record(self) -> tuple[int, bytes] | None:
+        """Return position and content of the newest record that a queue has or will have; None if there is none."""
+        units = [unit[0] for queue in self._queues.by_key.values() if (unit := queue.newest_unit()) is not None]
+        units += [record[2] for record in self._dispatcher.pending[-1:]]
+        for position in sorted(units, reverse=True)[:2]:
+            if (record := self._log.record_at(position)) is not None:
+                return position, record
+        return None
+
+    def log_range(self, position: int, bytes_max: int) -> tuple[int, int, int] | None:
+        """Return descriptor, offset in the file and size of a range of the log, within one file; None if it has none.
+
+        The descriptor is for immediate use: it may be closed when other files are opened.
+
+        Raises:
+            FileWriteError, FileReadError: the file cannot be opened.
+        """
+        segment = self._log.find(position) if position >= 0 else None
+        if segment is None:
+            return None
+        size = min(bytes_max, segment.stop - position, self._log.end - position)
+        return (segment.descriptor, position - segment.start, size) if size > 0 else None
+
     # ----------------------------------------------------------------------------------------------------------- queues
 
     def topics(self) -> set[str]:
