@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyroute import Message, SimpleConsumer, StoredMessage
-from skyroute.client.consuming import pop_handlers, simple_consumer
+from skyroute.client.consuming import pop_handlers, pop_targets, simple_consumer
 from skyroute.client.errors import NotRunningError
 from skyroute.clock import SystemClock
 from skyroute.wire.codes import RequestCode
@@ -104,7 +104,8 @@ async def test_a_message_that_always_fails_becomes_a_dead_letter(
 async def test_members_receive_from_the_queues_that_a_broker_assigns(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simple_consumer, "ASSIGNMENT_S", 0.05)
+    for module in (simple_consumer, pop_targets):
+        monkeypatch.setattr(module, "ASSIGNMENT_S", 0.05)
     mode = {"topic": "T", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 1}
     for broker in cluster.brokers:
         line = await cluster.line(address=broker.address)

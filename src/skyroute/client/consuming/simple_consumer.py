@@ -4,7 +4,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Final, Self, Unpack
 
 from skyroute.client.arguments import (
@@ -18,35 +17,28 @@ from skyroute.client.arguments import (
 )
 from skyroute.client.consuming import pop_calls as calls
 from skyroute.client.consuming.pop_handlers import FAILED_RECEIVE_S, Handler, HandlerCalls
+from skyroute.client.consuming.pop_targets import ASSIGNMENT_S, PopTargets
 from skyroute.client.consuming.subscription import Expression, StartPosition, make_subscription
-from skyroute.client.errors import ArgumentError, NoRouteError, NotRunningError
+from skyroute.client.errors import ArgumentError, NotRunningError
 from skyroute.client.session.session import ClientArguments, Session
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import StoredMessage
 from skyroute.message.names import check_consumer_group, check_topic
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import with_namespace, without_namespace
-from skyroute.remoting.errors import RemotingError
-from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.wire.calls.clients import ConsumerData, ConsumeType, MessageModel, Subscription
-from skyroute.wire.calls.pop import POP_COUNT_MAX, POP_MODE, InitMode, Notification, PopQuestion
+from skyroute.wire.calls.pop import POP_COUNT_MAX, InitMode, PopQuestion
 
 log = logging.getLogger(__name__)
 
 RETRIES_MAX: Final = 16
 """Retries after which `run` makes a message a dead letter, by default; as in Java's client."""
 
-ASSIGNMENT_S: Final = 20.0
-"""How often brokers are asked for the assigned queues, as in Java's client; without any, every second."""
-
 EMPTY_RECEIVE_S: Final = 0.2
 """Shortest time between two requests that find nothing: a broker may not hold long polls."""
 
 STOP_TIMEOUT_S: Final = 10.0
 """Default time that `stop` waits for handlers."""
-
-_ALL_QUEUES: Final = -1
-"""As a queue id: all queues of a topic on a broker."""
 
 
 class SimpleConsumer:
@@ -103,20 +95,19 @@ class SimpleConsumer:
         self.session = session if session is not None else Session(name_servers, **client)
         self.group = with_namespace(self.session.namespace, group)
         self._ordered = ordered
-        self._assigned = assigned
-        self._is_announced = False
-        """Brokers know this member and its subscriptions."""
-        self._assignments: dict[str, tuple[float, list[QueueRef]]] = {}
-        """Assigned queues by topic, and until when they are valid."""
         self._attempts: dict[QueueRef, str] = {}
         """Ids of ordered requests without a response: repeated, they get the same messages."""
         self._start = start
         self._init_mode = InitMode.MIN if start is StartPosition.FIRST else InitMode.MAX
         self._subscriptions: dict[str, Subscription] = {}
-        self._turn = 0
+        self._targets = PopTargets(
+            *(self.session, self.group, self._subscriptions),
+            ordered=ordered,
+            assigned=assigned,
+            is_running=lambda: self._running,
+        )
         self._running = False
         self._runs: set[HandlerCalls] = set()
-        self._failures = LogBackoff()
 
     def __repr__(self) -> str:
         return f"<SimpleConsumer {self.group} {'running' if self._running else 'stopped'}>"
@@ -195,7 +186,7 @@ class SimpleConsumer:
         check_topic(topic)
         name = with_namespace(self.session.namespace, topic)
         self._subscriptions[name] = make_subscription(name, expression, round(self.session.clock.wall() * 1000))
-        self._is_announced = False
+        self._targets.announce_soon()
 
     def unsubscribe(self, topic: str) -> None:
         """Receive no more messages of a topic.
@@ -206,7 +197,7 @@ class SimpleConsumer:
         check_topic(topic)
         name = with_namespace(self.session.namespace, topic)
         self._subscriptions.pop(name, None)
-        self._assignments.pop(name, None)
+        self._targets.forget(name)
 
     async def receive(
         self, count_max: int = 16, *, wait_s: float = 20.0, invisible_s: float = 60.0
@@ -225,7 +216,7 @@ class SimpleConsumer:
         self._check_running()
         now = self.session.clock.monotonic
         deadline = now() + wait_s
-        targets = await self._targets()
+        targets = await self._targets.next()
         next_request = 0.0
         while True:
             # With one broker the long poll is part of the request.
@@ -238,8 +229,8 @@ class SimpleConsumer:
             next_request = now() + (EMPTY_RECEIVE_S if targets else FAILED_RECEIVE_S)
             ready: list[QueueRef] = []
             if len(targets) > 1:
-                ready = await self._targets_with_messages(targets, min(deadline - now(), ASSIGNMENT_S))
-            targets = ready or await self._targets()
+                ready = await self._targets.with_messages(targets, min(deadline - now(), ASSIGNMENT_S))
+            targets = ready or await self._targets.next()
 
     def _check_running(self) -> None:
         if not self._running:
@@ -260,21 +251,10 @@ class SimpleConsumer:
                     return messages
             except SkyrouteError as error:
                 failures.append(error)
-                await self._failed(target, error)
+                await self._targets.note_failure(target, error)
         if failures and len(failures) == len(targets):
             raise failures[-1]
         return []
-
-    async def _failed(self, target: QueueRef, error: SkyrouteError) -> None:
-        """Log a failed request, and read the route again if the broker may have moved."""
-        if not self._running:
-            return
-        suppressed = self._failures.suppressed(target.broker_name, self.session.clock.monotonic())
-        if suppressed is not None:
-            log.warning("receive failed from=%s reason=%s suppressed=%d", target, error, suppressed)
-        if error.stale_route or isinstance(error, RemotingError):
-            with suppress(SkyrouteError):
-                await self.session.routes.refresh(target.topic)
 
     async def _pop(self, target: QueueRef, count_max: int, invisible_s: float, poll_s: float) -> list[StoredMessage]:
         subscription = self._subscriptions.get(target.topic)
@@ -285,53 +265,8 @@ class SimpleConsumer:
         question = self._question(target, subscription, count_max, invisible_s, poll_s)
         messages = await calls.pop(self.session, target.broker_name, question)
         self._attempts.pop(target, None)
-        self._failures.works_again(target.broker_name)
+        self._targets.note_success(target)
         return await self._accepted(subscription, messages)
-
-    async def _targets(self) -> list[QueueRef]:
-        """Return where to receive from, in another order each time; [] if a broker assigned nothing yet."""
-        if not self._subscriptions:
-            raise ArgumentError("nothing is subscribed: call `subscribe` before `receive`")
-        targets: list[QueueRef] = []
-        has_broker = False
-        topics = tuple(self._subscriptions)
-        for topic in topics:
-            await self.session.routes.find(topic)
-        if not self._is_announced:
-            self._is_announced = True
-            await self.session.heartbeats.send()
-        for topic in topics:
-            names = calls.broker_names(self.session, topic)
-            has_broker = has_broker or bool(names)
-            all_queues = [QueueRef(topic, name, _ALL_QUEUES) for name in names]
-            targets += await self._assigned_to(topic, all_queues) if self._assigned and names else all_queues
-        if not has_broker:
-            raise NoRouteError(f"no broker of {', '.join(self._subscriptions)} has an address: is one running?")
-        if not targets:
-            return []
-        self._turn += 1
-        at = self._turn % len(targets)
-        return targets[at:] + targets[:at]
-
-    async def _assigned_to(self, topic: str, all_queues: list[QueueRef]) -> list[QueueRef]:
-        """Return the queues that a broker assigns to this member; all if none assigns queues for POP."""
-        now = self.session.clock.monotonic()
-        until, known = self._assignments.get(topic, (0.0, all_queues))
-        if now < until:
-            return known
-        names = [queue.broker_name for queue in all_queues]
-        broker_name = names[self._turn % len(names)]
-        try:
-            found = await calls.query_assignment(self.session, broker_name, self.group, topic)
-        except SkyrouteError as error:
-            log.warning("no queues assigned group=%s topic=%s reason=%s", self.group, topic, error)
-        else:
-            if found is not None:  # else the member keeps its queues
-                is_pop = all(assignment.mode == POP_MODE for assignment in found)
-                assigned = [one.queue for one in found if one.queue.topic == topic and one.queue.broker_name in names]
-                known = list(dict.fromkeys(assigned)) if is_pop else all_queues
-        self._assignments[topic] = (now + (ASSIGNMENT_S if known else FAILED_RECEIVE_S), known)
-        return known
 
     def _question(
         self, target: QueueRef, subscription: Subscription, count_max: int, invisible_s: float, poll_s: float
@@ -350,43 +285,6 @@ class SimpleConsumer:
             ordered=self._ordered,
             attempt_id=self._attempts.get(target),
         )
-
-    async def _targets_with_messages(self, targets: Iterable[QueueRef], wait_s: float) -> list[QueueRef]:
-        """Wait until a broker has messages; waiting takes none, so that a request can be cancelled."""
-        born_at_ms = round(self.session.clock.wall() * 1000)
-        waiting = {
-            asyncio.ensure_future(
-                calls.wait_for_messages(
-                    self.session,
-                    target.broker_name,
-                    Notification(
-                        *(self.group, target.topic, target.queue_id, round(wait_s * 1000), born_at_ms),
-                        ordered=self._ordered,
-                    ),
-                )
-            ): target
-            for target in targets
-        }
-        deadline = self.session.clock.monotonic() + wait_s
-        pending = set(waiting)
-        ready: list[QueueRef] = []
-        try:
-            while pending and not ready:
-                left_s = max(0.0, deadline - self.session.clock.monotonic())
-                done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                if not done:
-                    break
-                for task in done:
-                    error = task.exception()
-                    if isinstance(error, SkyrouteError):
-                        await self._failed(waiting[task], error)
-                    elif task.result():
-                        ready.append(waiting[task])
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-        return ready
 
     async def _accepted(self, subscription: Subscription, messages: list[StoredMessage]) -> list[StoredMessage]:
         """Return the messages that match the subscription: brokers compare only the hash of a tag."""
@@ -459,7 +357,7 @@ class SimpleConsumer:
         check_counts(0, 1_000_000, retries_max=retries_max)
         check_times(invisible_s=invisible_s)
         self._check_running()
-        await self._targets()
+        await self._targets.next()
         running = HandlerCalls(
             self,
             self.group,
