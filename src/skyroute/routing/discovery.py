@@ -64,13 +64,13 @@ def placement(table: RouteTableView, topic: str) -> Hashable | None:
 
     Topics with the same key have the same route, also after brokers have joined, changed or left their groups.
     """
-    names = table.serving(topic)
+    names, queues, mappings = table.registered(topic)
     if not names:
         return None
-    mappings = tuple(_mapping_key(mapping) for name in names if (mapping := table.mapping(name, topic)) is not None)
     # A static topic's mappings name it, and a member topic shows no acting master: their routes are not shared.
-    is_special = bool(mappings) or topic.startswith(MEMBER_TOPIC_PREFIX)
-    return names, table.registered(names, topic), mappings, topic if is_special else None
+    if mappings or topic.startswith(MEMBER_TOPIC_PREFIX):
+        return names, queues, topic, tuple(map(_mapping_key, mappings))
+    return names, queues
 
 
 def _mapping_key(mapping: StaticMapping) -> Hashable:

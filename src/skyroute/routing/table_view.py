@@ -1,7 +1,7 @@
 """The read side of the route table: brokers, broker groups, clusters and topics as they are now."""
 
 from collections import deque
-from collections.abc import Iterable, KeysView, Mapping
+from collections.abc import KeysView, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -119,17 +119,21 @@ class RouteTableView:
         group = self._groups.get(broker_name)
         return None if group is None else group.settings(topic)
 
-    def registered(self, names: Iterable[str], topic: str) -> tuple[QueueSettings, ...]:
-        """The queues of a topic on groups that serve it, whatever brokers are online.
+    def registered(self, topic: str) -> tuple[tuple[str, ...], tuple[QueueSettings, ...], list[StaticMapping]]:
+        """Names of the groups that serve a topic, its queues on each of them, and its mappings if it is static.
 
-        Includes writes forbidden by an operator; ignores whether a group has a master at present.
+        The queues are as registered, without writes that an operator forbade, whether or not a group has a master now.
         """
+        names = self.serving(topic)
         queues: list[QueueSettings] = []
+        mappings: list[StaticMapping] = []
         for name in names:
             group = self._groups[name]
             settings = group.queues[topic]
             queues.append(settings.read_only() if topic in group.forbidden else settings)
-        return tuple(queues)
+            if topic in group.mappings:
+                mappings.append(group.mappings[topic])
+        return names, tuple(queues), mappings
 
     def mapping(self, broker_name: str, topic: str) -> StaticMapping | None:
         group = self._groups.get(broker_name)

@@ -239,10 +239,11 @@ class FastPath:
         if dialect is None:
             return None
         try:
-            route = self._by_topic.get(topic.decode())
+            name = topic.decode()
+            route = self._by_topic.get(name)
             encoded = None if route is None else route.strict if dialect is _STRICT else route.legacy
             if encoded is None:
-                encoded = self._look_up(topic, dialect)
+                encoded = self._look_up(name, dialect)
                 if encoded is None:
                     return None
             start = encoded.starts[len(number)]
@@ -253,9 +254,9 @@ class FastPath:
             self._remember_request(before, after, (start, _HEADER_END, encoded.body))
         return start, number, _HEADER_END, encoded.body
 
-    def _look_up(self, topic: bytes, dialect: Dialect) -> EncodedRoute | None:
-        # With a backslash, these bytes are an escaped form of the topic's name.
-        return None if self._routes is None or b"\\" in topic else self._routes.find(topic.decode(), dialect)
+    def _look_up(self, topic: str, dialect: Dialect) -> EncodedRoute | None:
+        # With a backslash, these characters are an escaped form of the topic's name.
+        return None if self._routes is None or "\\" in topic else self._routes.find(topic, dialect)
 
     def remember(self, frame: bytes, request: Request, response: Response) -> None:
         """Keep a response until `forget`, if its request can be recognised by its bytes alone."""
