@@ -5,7 +5,6 @@ a table of 300,000 topics has a handful of them. Each topic takes one dictionary
 """
 
 from collections.abc import Callable, Collection, Hashable
-from sys import intern
 from typing import Final
 
 from skyroute.routing import discovery
@@ -83,7 +82,7 @@ class PreparedRoutes:
             self._make_room(ROUTE_BYTES)
             route = self._by_key[key] = PreparedRoute(self._table.serving(topic))
         if "\\" not in topic:
-            self.by_topic[intern(topic)] = route  # the table's own object: each topic has one copy of its name
+            self.by_topic[self._table.own_name(topic)] = route  # each topic has one copy of its name
         return route
 
     def _prepare(self, route: PreparedRoute, topic: str, dialect: Dialect) -> EncodedRoute | None:

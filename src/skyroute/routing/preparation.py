@@ -4,8 +4,7 @@ Nothing here writes to the table. The table may change between the steps: it add
 and these are compared again.
 """
 
-from collections.abc import Collection, Iterable
-from sys import intern
+from collections.abc import Callable, Collection, Iterable
 
 from skyroute.routing.group_state import GroupState, QueueDelta
 from skyroute.routing.memory_estimate import topic_bytes
@@ -16,10 +15,18 @@ from skyroute.routing.topology import QueueSettings
 class Preparation:
     """What a registration changes in its group, and the group's queues as they will be."""
 
-    def __init__(self, check: RegistrationCheck, known: GroupState | None, *, delete_missing: bool) -> None:
+    def __init__(
+        self,
+        check: RegistrationCheck,
+        known: GroupState | None,
+        own: Callable[[Collection[str]], list[str]],
+        *,
+        delete_missing: bool,
+    ) -> None:
         self.registration = check.registration
         self.table = check.table
         self._known = known
+        self._own = own
         self._known_queues: dict[str, QueueSettings] = {} if known is None else known.queues
         self._replacements = 0 if known is None else known.replacements
         self._whole = check.replaces_topics
@@ -60,7 +67,7 @@ class Preparation:
         """Compare topics of the registration; return those that are new to the group."""
         known, sent = self._known_queues, self.table.topics
         # Each registration has its own copies of names: keep one object of each. Decoding did so for settings.
-        added = {intern(topic): sent[topic] for topic in topics if topic not in known}
+        added = {topic: sent[topic] for topic in self._own([topic for topic in topics if topic not in known])}
         self.queues |= added
         self.added |= added
         self._growth_bytes += topic_bytes(added)

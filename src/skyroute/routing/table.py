@@ -102,7 +102,9 @@ class RouteTable(RouteTableWriter):
             check = check_registration(self._groups, self._leases, registration, table)
             if not check.defines_topics:
                 return None
-            preparation = Preparation(check, self._groups.get(name), delete_missing=delete_missing_topics)
+            preparation = Preparation(
+                check, self._groups.get(name), self._index.own, delete_missing=delete_missing_topics
+            )
             self._preparations.setdefault(name, []).append(preparation)
             try:
                 yield from self._fill(preparation)

@@ -105,6 +105,10 @@ class RouteTableView:
             return tuple(name for name in names if topic in self.topics_of(name))
         return names
 
+    def own_name(self, topic: str) -> str:
+        """Return the table's own object of a topic's name, for another table that keeps it no longer than this one."""
+        return self._index.own_name(topic)
+
     def topics_of(self, broker_name: str) -> KeysView[str]:
         """Every topic of a group, as a live view."""
         return self.queues_of(broker_name).keys()

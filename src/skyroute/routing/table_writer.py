@@ -1,7 +1,6 @@
 """Writes to the route table. They are decided already: nothing here refuses a change."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from sys import intern
 from typing import Final
 
 from skyroute.routing import event_builders
@@ -287,7 +286,7 @@ class RouteTableWriter(RouteTableView):
     def _edit(self, group: GroupState, delta: QueueDelta) -> None:
         """Apply changed topics one by one."""
         # Each registration has its own copies of names and settings: keep one object of each.
-        names, alike = list(map(intern, delta.added)), dict[QueueSettings, QueueSettings]()
+        names, alike = self._index.own(delta.added.keys()), dict[QueueSettings, QueueSettings]()
         settings = delta.added.values()
         group.queues.update(zip(names, map(alike.setdefault, settings, settings), strict=True))
         group.queues.update((topic, after) for topic, (_, after) in delta.changed.items())

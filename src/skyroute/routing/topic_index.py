@@ -1,6 +1,6 @@
 """Which broker groups serve a topic."""
 
-from collections.abc import Iterable, KeysView
+from collections.abc import Collection, Iterable, KeysView
 
 
 class TopicIndex:
@@ -12,6 +12,8 @@ class TopicIndex:
 
     def __init__(self) -> None:
         self._names: dict[str, tuple[str, ...]] = {}
+        self._own: dict[str, str] = {}
+        """Each name to the one object of it that the table keeps; Python 3.12 keeps what `sys.intern` gets for ever."""
         self.edits = 0
         """Number of writes."""
 
@@ -24,6 +26,14 @@ class TopicIndex:
 
     def serving(self, topic: str) -> tuple[str, ...]:
         return self._names.get(topic, ())
+
+    def own(self, topics: Collection[str]) -> list[str]:
+        """Return the table's own objects of names, which keep each only once. They stay until `remove`."""
+        return list(map(self._own.setdefault, topics, topics))
+
+    def own_name(self, topic: str) -> str:
+        """Return the table's own object of one name, if it has one."""
+        return self._own.get(topic, topic)
 
     def add(self, topics: Iterable[str], broker_name: str) -> None:
         """List a group as the last one of topics; an earlier entry is removed."""
@@ -39,7 +49,7 @@ class TopicIndex:
             names[topic] = after
 
     def remove(self, topics: Iterable[str], broker_name: str) -> None:
-        """Remove a group from topics, and topics that no group serves."""
+        """Remove a group from topics, and topics that no group serves with their names."""
         self.edits += 1
         names = self._names
         shrunk: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -52,6 +62,7 @@ class TopicIndex:
                 names[topic] = after
             else:
                 names.pop(topic, None)
+                self._own.pop(topic, None)
 
 
 def _without(names: tuple[str, ...], broker_name: str) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
 """What brokers serve: whose topics count, when they replace what is known, and who may write."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from skyroute.remoting.stepwise import run_through
 from skyroute.routing.discovery import find_route
 from skyroute.routing.errors import TableFullError
 from skyroute.routing.events import (
@@ -472,3 +474,32 @@ def test_a_mapping_of_a_topic_the_group_does_not_serve_is_not_kept() -> None:
     table = RouteTable()
     tell(table, registration(mappings={"T9": mapping("T9")}))
     assert table.mapping("broker-a", "T9") is None
+
+
+# Names
+
+
+@pytest.mark.parametrize("topics_a_step", [1, 5_000])
+def test_a_table_keeps_each_name_once_and_no_longer_than_its_topic(topics_a_step: int) -> None:
+    table = RouteTable(topics_a_step=topics_a_step)
+    first, second, other = (f"topic-{topics_a_step}" for _ in range(3))
+    for connection, name in enumerate((first, second)):
+        said = registration(0, (MASTER, OTHER)[connection], name=f"broker-{connection}", topics=(name, "T1"))
+        table.register(said, connection=connection, now=0.0, preparation=run_through(table.prepare(said)))
+    kept = [next(iter(table.topics_of(f"broker-{connection}"))) for connection in range(2)]
+    assert kept[0] is kept[1] is table.own_name(other) is first
+    # Python 3.12 keeps interned names for ever.
+    assert sys.intern(other) is other
+    for connection in range(2):
+        table.drop_connection(connection)
+    run_through(table.sweep())
+    assert table.own_name(other) is other
+
+
+def test_names_of_a_refused_registration_are_not_kept() -> None:
+    table = RouteTable(topic_entries_max=1, topics_a_step=1)
+    name, other = ("".join(("a", "-topic")) for _ in range(2))
+    with pytest.raises(TableFullError):
+        run_through(table.prepare(registration(topics=(name, "T1"))))
+    run_through(table.sweep())
+    assert table.own_name(other) is other
