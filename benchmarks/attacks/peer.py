@@ -1,8 +1,9 @@
 """A well-behaved peer of a server under attack: how long does it wait for its answers?
 
-`python -m benchmarks.attacks.peer nameserver|broker|console HOST:PORT PID PAUSE_MS`. It asks something cheap on a
-connection of its own, waits for the answer, pauses, and asks again. It writes `ready` after its first answer. Then the
-line `begin` on its standard input makes it forget what it met with, and `end` has it written as JSON.
+`python -m benchmarks.attacks.peer nameserver|broker|console HOST:PORT PID PAUSE_MS SOURCE`. It asks something cheap on
+a connection of its own, from the address SOURCE, waits for the answer, pauses, and asks again. It writes `ready` after
+its first answer. Then the line `begin` on its standard input makes it forget what it met with, and `end` has it written
+as JSON.
 
 Where others share the machine, a wait says little. So it also looks how long the server's loop computed meanwhile.
 """
@@ -38,7 +39,7 @@ def questions(role: str) -> Iterator[Request]:
     return cycle([send_request(PEER_TOPIC, 0, b"hello"), maximum, pull_request(PEER_TOPIC, 0, 0)])
 
 
-def asker(role: str, address: str) -> Callable[[], None]:
+def asker(role: str, address: str, source: str) -> Callable[[], None]:
     """Return what asks once, and raises if there is no good answer."""
     line: RawConnection | None = None
     asked = questions(role)
@@ -46,7 +47,7 @@ def asker(role: str, address: str) -> Callable[[], None]:
     def over_the_wire() -> None:
         nonlocal line
         try:
-            line = line or RawConnection(address, timeout_s=PATIENCE_S)
+            line = line or RawConnection(address, timeout_s=PATIENCE_S, source=source)
             answer = line.call(next(asked))
         except OSError:
             if line is not None:
@@ -141,8 +142,8 @@ class Asking(threading.Thread):
 
 
 def main() -> None:
-    role, address, pid, pause_ms = sys.argv[1:]
-    asking = Asking(asker(role, address), int(pid), float(pause_ms) / 1000)
+    role, address, pid, pause_ms, source = sys.argv[1:]
+    asking = Asking(asker(role, address, source), int(pid), float(pause_ms) / 1000)
     asking.start()
     if not asking.has_begun.wait(PATIENCE_S):
         sys.exit("no answer")

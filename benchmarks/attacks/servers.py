@@ -465,7 +465,7 @@ class Peer:
 
 
 @contextmanager
-def peer(server: Server, *, pause_ms: float = 5.0) -> Iterator[Peer]:
+def peer(server: Server, *, pause_ms: float = 5.0, source: str = "127.0.0.1") -> Iterator[Peer]:
     """Have a well-behaved peer ask a server."""
     command = [
         sys.executable,
@@ -475,6 +475,7 @@ def peer(server: Server, *, pause_ms: float = 5.0) -> Iterator[Peer]:
         server.address,
         str(server.pid),
         str(pause_ms),
+        source,
     ]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -17,6 +17,7 @@ from benchmarks.attacks.servers import (
     Heard,
     Lab,
     NotStartedError,
+    Peer,
     Server,
     batch_body,
     fire,
@@ -94,36 +95,30 @@ def greedy(lab: Lab) -> Iterator[Outcome]:
     """One client sends as fast as it can, beside one that waits for each answer: does that one get its turns?"""
     folder = lab.folder("greedy")
     write_topics(folder, {"greedy": GREEDY_QUEUES})
-    with lab.broker(folder) as server, peer(server, pause_ms=0) as polite:
-        polite.begin()
-        time.sleep(LEAD_S)
-        alone = polite.end().asked / LEAD_S
-        for connections, depth in ((1, 256), (64, 16)):
-            polite.begin()
-            load = load_broker(
-                int(server.address.rpartition(":")[2]),
-                "send",
-                "greedy",
-                GREEDY_QUEUES,
-                GREEDY_S,
-                connections,
-                depth,
-                1024,
-            )
-            heard = polite.end()
-            per_s, turns_per_s = heard.asked / load.seconds, load.per_s / connections / depth
-            what = f"beside {connections} x {depth} sends in flight"
-            note = f"{per_s:,.0f} a second, alone {alone:,.0f}; the greedy client {load.per_s:,.0f}"
-            yield Outcome(
-                "greedy",
-                "broker",
-                f"turns {what}",
-                per_s / turns_per_s,
-                "of a connection",
-                at_least=TURNS_MIN,
-                note=note,
-            )
-            yield silent_for("greedy", server, what, heard)
+    with lab.broker(folder) as server:
+        for source, loads in (("127.0.0.1", ((1, 256), (64, 16))), ("127.0.0.2", ((64, 16), (1_000, 1)))):
+            with peer(server, pause_ms=0, source=source) as polite:
+                polite.begin()
+                time.sleep(LEAD_S)
+                alone = polite.end().asked / LEAD_S
+                for connections, depth in loads:
+                    yield from _greedy(server, polite, alone, connections, depth, is_same=source == "127.0.0.1")
+
+
+def _greedy(
+    server: Server, polite: Peer, alone: float, connections: int, depth: int, *, is_same: bool
+) -> Iterator[Outcome]:
+    """Measure a polite peer beside a greedy client, of the same address or not."""
+    port = int(server.address.rpartition(":")[2])
+    polite.begin()
+    load = load_broker(port, "send", "greedy", GREEDY_QUEUES, GREEDY_S, connections, depth, 1024)
+    heard = polite.end()
+    per_s, turns_per_s = heard.asked / load.seconds, load.per_s / connections / depth
+    what = f"beside {connections} x {depth} sends in flight{'' if is_same else ' of another address'}"
+    note = f"{per_s:,.0f} a second, alone {alone:,.0f}; the greedy client {load.per_s:,.0f}"
+    turns = per_s / turns_per_s
+    yield Outcome("greedy", "broker", f"turns {what}", turns, "of a connection", at_least=TURNS_MIN, note=note)
+    yield silent_for("greedy", server, what, heard)
 
 
 # --------------------------------------------------------------------------------------------------------- conditions

@@ -164,11 +164,12 @@ def _from_binary(header: bytes, body: bytes) -> Command:
 class RawConnection:
     """One connection to a server. Frames that answer no pending call are kept in `strays`."""
 
-    def __init__(self, address: str, *, form: Form = "json", timeout_s: float = 10.0) -> None:
+    def __init__(self, address: str, *, form: Form = "json", timeout_s: float = 10.0, source: str = "") -> None:
         self.form: Form = form
         self.strays: list[Command] = []
         self._opaque = 0
-        self._socket = socket.create_connection(split_address(address), timeout=timeout_s)
+        bound = (source, 0) if source else None
+        self._socket = socket.create_connection(split_address(address), timeout=timeout_s, source_address=bound)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> RawConnection:

@@ -6,7 +6,7 @@ import select
 from typing import Final, cast
 
 from skyroute.remoting.address import UNKNOWN_ADDRESS, join_address
-from skyroute.remoting.client_meters import ClientMeter, ClientMeters, TooManyError
+from skyroute.remoting.client_meters import ClientMeter, ClientMeters, TooManyError, client_key
 from skyroute.remoting.connection_opening import OpeningStream, UntrustedProxyError
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import ConnectionLostError, TlsError
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         is_trusted_proxy = False
         if isinstance(address, tuple):
-            self.peer.set_address(join_address(address[0], address[1]))
+            self._set_address(join_address(address[0], address[1]))
             is_trusted_proxy = context.limits.trusts_proxy(str(address[0]))
         self._opening = OpeningStream(context.tls, is_trusted_proxy=is_trusted_proxy)
         context.on_made(self)
@@ -113,6 +113,7 @@ class Connection(asyncio.Protocol):
                 )
         self._drop_input()
         self._pending.hang_up()
+        self.context.queue.leave(self.share)
         if self._meter is not None and self.context.meters is not None:
             self._end_handshake(self._meter)
             self.context.meters.close(self._meter, self.context.clock.monotonic())
@@ -210,7 +211,7 @@ class Connection(asyncio.Protocol):
             if pending := opening.pending():
                 self._transport.write(pending)
         if opening.proxied_address is not None:
-            self.peer.set_address(opening.proxied_address)
+            self._set_address(opening.proxied_address)
             if self.context.meters is not None and self._meter is None:
                 self._use_meter(self.context.meters)
         self.writer.tls = opening.tls
@@ -316,6 +317,7 @@ class Connection(asyncio.Protocol):
         context.dispatcher.read_at = began = now = self.active_at
         out: list[Piece] = []
         size = at = 0
+        has_more = False
         try:
             for at, frame in enumerate(frames):
                 cached = find_cached(frame)
@@ -336,7 +338,7 @@ class Connection(asyncio.Protocol):
                         self._input.put_back(frames[at + 1 :])
                         self.count_bytes()
                         self._input.pause(self._transport)
-                        self._queue_up()
+                        has_more = True
                         break
         except FrameError as error:
             writer.put(out, size)
@@ -345,10 +347,19 @@ class Connection(asyncio.Protocol):
             writer.put(out, size)
         if now > began:
             context.queue.charge(self.share, now - began)
+        if has_more:
+            self._queue_up()
         if self._meter is not None:
             self._charge(self._meter, frames[: at + 1], monotonic())
 
-    # Limits for one address
+    # The client at the other end
+
+    def _set_address(self, address: str) -> None:
+        """Set the client's address: its connections share the time of one client, unless it is a proxy with many."""
+        self.peer.set_address(address)
+        source, limits = self.peer.source, self.context.limits
+        if not (limits.clients.is_exempt(source) or limits.trusts_proxy(source)):
+            self.context.queue.join(self.share, client_key(source))
 
     def _use_meter(self, meters: ClientMeters) -> None:
         """Count this connection for its address, or close it if the address has too many."""

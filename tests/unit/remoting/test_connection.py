@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
+from skyroute.remoting.client_meters import ClientLimits
 from skyroute.remoting.connection import Connection
 from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, OrderedResponse, Peer
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError
@@ -32,6 +34,8 @@ class Driver:
         self.deferred: list[DeferredResponse] = []
         self.gate = asyncio.Event()
         self.lost: list[Exception | None] = []
+        self.slow: list[int] = []
+        """Connections of the slow requests, in the order in which they were processed."""
         self.tasks: set[asyncio.Task[None]] = set()
         limits = limits or Limits()
         self.buffered, self.unsent = ByteBudget(limits.buffered_bytes_max), ByteBudget(limits.unsent_bytes_max)
@@ -71,7 +75,8 @@ class Driver:
     def _in_turn(self, _request: Request, _peer: Peer) -> Answer:
         return OrderedResponse(self._wait())
 
-    def _slow(self, request: Request, _peer: Peer) -> Answer:
+    def _slow(self, request: Request, peer: Peer) -> Answer:
+        self.slow.append(peer.connection)
         self.clock.advance(2 * SHARE_S)
         return Response(body=request.body)
 
@@ -153,6 +158,36 @@ async def test_a_connection_queues_while_the_loop_is_busy(driver: Driver) -> Non
     driver.receive(ECHO)
     assert driver.connection.share.is_queued
     assert await driver.responses() == [1]
+
+
+async def test_a_turn_is_charged_before_the_connection_queues_again(driver: Driver) -> None:
+    others = [Connection(driver.context, number) for number in (2, 3)]
+    for other in others:
+        other.connection_made(MemoryTransport(("10.0.0.1", 5000)))
+        driver.context.queue.spent_s = 2 * TURN_S  # so that it queues
+        other.data_received(encode_request(Request(SLOW), 1))
+        driver.context.queue.spent_s = 0.0
+        if other is others[0]:
+            driver.receive(SLOW, SLOW)  # one is processed as it is read
+    await driver.responses()
+    assert driver.slow == [1, 2, 3, 1]
+
+
+async def test_connections_of_an_address_are_one_client_unless_it_is_a_proxy() -> None:
+    limits = Limits(clients=ClientLimits(is_exempt=lambda source: source == "10.0.0.8"))
+    driver = Driver(replace(limits, trusts_proxy=lambda source: source == "10.0.0.9"))
+    connections = [driver.connection]
+    for number, host in enumerate(("10.0.0.1", "10.0.0.2", "10.0.0.8", "10.0.0.8", "10.0.0.9", "10.0.0.9"), 2):
+        connections.append(Connection(driver.context, number))
+        connections[-1].connection_made(MemoryTransport((host, 5000 + number)))
+    connections[-1].data_received(b"PROXY TCP4 10.0.0.2 5.6.7.8 99 80\r\n" + encode_request(Request(ECHO), 1))
+    clients = [connection.share.client for connection in connections]
+    assert clients[0] is clients[1]
+    assert clients[2] is clients[6]
+    assert len(set(map(id, clients))) == 5
+    connections[0].connection_lost(None)
+    connections[6].connection_lost(None)
+    assert (clients[0].connections, clients[2].connections) == (1, 1)
 
 
 async def test_a_peer_that_ends_its_side_gets_the_responses_to_queued_requests(driver: Driver) -> None:

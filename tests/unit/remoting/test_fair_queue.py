@@ -24,6 +24,23 @@ class Bench:
     def connection(self, name: str, cost_s: float, turns: int = 1) -> Costly:
         return Costly(self, name, cost_s, turns)
 
+    def greedy(self, count: int, source: str) -> None:
+        """Queue connections of one client that always have requests."""
+        for number in range(count):
+            connection = Charged(self, f"greedy {number}", GREEDY_S, turns=1_000_000)
+            self.queue.join(connection.share, source)
+            self.queue.add(connection)
+
+    async def turns_until(self, connection: Charged) -> int:
+        """Queue a connection for one turn, and return how many turns of others come first."""
+        connection.is_served.clear()
+        connection.turns = 1
+        before = len(self.answered)
+        self.queue.add(connection)
+        while not connection.is_served.is_set():
+            await self.turn_s()
+        return self.answered[before:].index(connection.name)
+
     async def turn_s(self) -> float:
         """Let the loop turn once, and return how long connections were answered."""
         began_at = self.clock.monotonic()
@@ -41,17 +58,18 @@ class Costly:
 
     def __init__(self, bench: Bench, name: str, cost_s: float, turns: int) -> None:
         self._bench = bench
-        self._name = name
-        self._turns = turns
+        self.name = name
+        self.turns = turns
         self.share = Share()
         self.share.cost_s = cost_s
 
     def take_turn(self) -> None:
         self._bench.clock.advance(self.share.cost_s)
         self.share.virtual_s += self.share.cost_s
-        self._bench.answered.append(self._name)
-        self._turns -= 1
-        if self._turns:
+        self.share.client.time_s += self.share.cost_s
+        self._bench.answered.append(self.name)
+        self.turns -= 1
+        if self.turns:
             self._bench.queue.add(self)
 
 
@@ -146,19 +164,21 @@ class Charged(Costly):
 
     def __init__(self, bench: Bench, name: str, cost_s: float, turns: int = 1) -> None:
         super().__init__(bench, name, cost_s, turns)
-        self._cost_s = cost_s
+        self.cost_s = cost_s
+        self.is_served = asyncio.Event()
         self.interruption: Callable[[], object] = lambda: None
         """Happens in its next turn, and takes time that is not its own."""
 
     def take_turn(self) -> None:
         bench, began_at = self._bench, self._bench.clock.monotonic()
-        bench.clock.advance(self._cost_s)
+        bench.clock.advance(self.cost_s)
         self.interruption()
         self.interruption = lambda: None
         bench.queue.charge(self.share, bench.clock.monotonic() - began_at)
-        bench.answered.append(self._name)
-        self._turns -= 1
-        if self._turns:
+        bench.answered.append(self.name)
+        self.is_served.set()
+        self.turns -= 1
+        if self.turns:
             bench.queue.add(self)
 
 
@@ -172,7 +192,7 @@ async def longest_wait_s(bench: Bench, interrupt: Callable[[], object]) -> float
     polite = Charged(bench, "polite", POLITE_S)
     waits = []
     for turn in range(10):
-        polite._turns = 1
+        polite.turns = 1
         polite.interruption = interrupt if turn in (2, 5) else lambda: None
         began_at, before = bench.clock.monotonic(), len(bench.answered)
         bench.queue.add(polite)
@@ -209,12 +229,12 @@ async def test_a_connection_that_was_cheap_does_not_wait_for_a_turn_that_is_not(
     for number in range(64):
         bench.queue.add(Charged(bench, f"greedy {number}", GREEDY_S, turns=1_000_000))
     polite = Charged(bench, "polite", LIGHT_S / 2, turns=1_000)
-    while polite._turns:  # as it is read, not from the queue
-        polite._turns -= 1
+    while polite.turns:  # as it is read, not from the queue
+        polite.turns -= 1
         bench.queue.charge(polite.share, LIGHT_S / 2)
         await bench.turn_s()
     polite.share.cost_s = POLITE_S
-    polite._turns, began_at = 1, bench.clock.monotonic()
+    polite.turns, began_at = 1, bench.clock.monotonic()
     bench.queue.add(polite)
     while "polite" not in bench.answered:
         await bench.turn_s()
@@ -241,9 +261,9 @@ async def test_expensive_requests_between_cheap_ones_are_charged_in_the_end(betw
     used_s = 0.0
     sly = Charged(bench, "sly", 0.0)
     for turn in range(40 * (between + 1)):
-        sly._cost_s = 0.00015 if turn % (between + 1) else 4 * SHARE_S
-        used_s += sly._cost_s
-        sly._turns = 1
+        sly.cost_s = 0.00015 if turn % (between + 1) else 4 * SHARE_S
+        used_s += sly.cost_s
+        sly.turns = 1
         before = len(bench.answered)
         bench.queue.add(sly)
         while "sly" not in bench.answered[before:]:
@@ -275,3 +295,43 @@ async def test_a_queue_counts_real_collections_while_it_is_attached() -> None:
     queue.detach()
     queue.detach()
     assert queue.note_collection not in gc.callbacks
+
+
+@pytest.mark.parametrize("greedy", [1, 64, 1_000])
+@pytest.mark.parametrize("cost_s", [LIGHT_S / 2, GREEDY_S, 3 * GREEDY_S])
+async def test_a_client_waits_for_few_turns_of_one_with_many_connections(greedy: int, cost_s: float) -> None:
+    bench = Bench()
+    bench.greedy(greedy, "10.0.0.1")
+    polite = Charged(bench, "polite", cost_s)
+    bench.queue.join(polite.share, "10.0.0.2")
+    turns = [await bench.turns_until(polite) for _ in range(100)]
+    assert max(turns[3:]) <= 2 * cost_s / GREEDY_S, "until the other client had as much as this one"
+
+
+async def test_clients_get_the_same_time_whatever_their_connections() -> None:
+    bench = Bench()
+    bench.greedy(100, "10.0.0.1")
+    for number in range(3):
+        other = Charged(bench, f"other {number}", 2 * GREEDY_S, turns=1_000_000)
+        bench.queue.join(other.share, "10.0.0.2")
+        bench.queue.add(other)
+    while len(bench.answered) < 3_000:
+        await bench.turn_s()
+    counts = Counter(bench.answered)
+    others_s = 2 * GREEDY_S * sum(counts[f"other {number}"] for number in range(3))
+    assert others_s == pytest.approx(GREEDY_S * sum(counts[f"greedy {number}"] for number in range(100)), rel=0.02)
+    assert max(counts[f"greedy {number}"] for number in range(100)) <= min(counts.values()) + 2
+
+
+async def test_a_client_without_connections_is_forgotten() -> None:
+    queue = FairQueue(ManualClock())
+    shares = [Share() for _ in range(4)]
+    queue.join(shares[0], "10.0.0.1")
+    queue.join(shares[1], "10.0.0.1")
+    queue.leave(shares[0])
+    queue.join(shares[2], "10.0.0.1")
+    assert shares[2].client is shares[1].client
+    queue.leave(shares[1])
+    queue.leave(shares[2])
+    queue.join(shares[3], "10.0.0.1")
+    assert shares[3].client is not shares[1].client
