@@ -1,7 +1,7 @@
 """Decides about every request before its handler runs: authentication, then what it needs, then the policies."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -23,7 +23,7 @@ from skyroute.wire.errors import WireError
 from skyroute.wire.fields import NAME_CHARS_MAX
 
 DECISIONS_MAX: Final = 10_000
-"""Maximum number of remembered decisions, and of remembered verdicts; then all are forgotten."""
+"""Maximum number of remembered decisions, of remembered verdicts, and of known sends; then all are forgotten."""
 REMEMBERED_CHARS_MAX: Final = 255
 """Maximum length of a field whose verdict is remembered."""
 AUDITED_NEEDS_MAX: Final = 10
@@ -69,6 +69,7 @@ ALLOWED: Final = frozenset(
 
 _DOORS_OF_CHANGES: Final = frozenset({Door.OPERATOR, Door.BROKER})
 _DENIED: Final = (Reason.DENIED, "the decision is deny.")
+_HasSigned = Callable[[str, str, bytes], bool]
 
 
 class Audited(StrEnum):
@@ -157,6 +158,8 @@ class Gate:
         self._decisions: dict[tuple[str, Need, str], Decision | None] = {}
         self._verdicts: dict[tuple[str | int | None, ...], Verdict] = {}
         """Verdicts by user, code, source, and the fields on which the needs depend."""
+        self._sends: dict[tuple[str, int, str, str], tuple[_HasSigned, Verdict]] = {}
+        """Allowed sends of users that had to sign, by user, code, source and topic."""
         self.counts: Counter[Reason] = Counter()
         """Number of decisions by reason."""
 
@@ -170,6 +173,7 @@ class Gate:
         self._rules = rules
         self._decisions.clear()
         self._verdicts.clear()
+        self._sends.clear()
 
     def check(self, request: Request, source: str, certificate_names: Sequence[str] = ()) -> Verdict:
         """Decide about a request.
@@ -184,16 +188,13 @@ class Gate:
         return verdict
 
     def check_again(self, request: SignedSendRequest, source: str) -> Verdict | None:
-        """Return the remembered verdict about a send, if it is allowed and its signature is right; otherwise None.
-
-        `check` decides about all others. A verdict is remembered only for a user that had to sign, so that the
-        signature is all that can differ.
-        """
+        """Return the verdict about a known send, if the signature is right; otherwise None: `check` decides."""
         sending = request.fields
-        verdict = self._verdicts.get((sending.access_key, request.code, source, True, sending.topic))
-        if verdict is None or verdict.user is None or not verdict.is_allowed:
+        known = self._sends.get((sending.access_key, request.code, source, sending.topic))
+        if known is None:
             return None
-        if not verdict.user.password.has_signed(sending.signature, sending.signed_text(), request.body):
+        has_signed, verdict = known
+        if not has_signed(sending.signature, sending.signed_text(), request.body):
             return None
         self.counts[verdict.reason] += 1
         return verdict
@@ -212,7 +213,17 @@ class Gate:
             if door is Door.BROKER and not found.name and settings.broker_sources.contains(source):
                 return Verdict(Reason.BROKER_SOURCE, door=door)
             return Verdict(Reason(found.failure.value), name=found.name, text=found.text, door=door)
-        return self._authorize(request, source, found, row, door)
+        verdict = self._authorize(request, source, found, row, door)
+        if found.is_signed and verdict.is_allowed and isinstance(request, SignedSendRequest):
+            self._remember_send(request, source, found.user, verdict)
+        return verdict
+
+    def _remember_send(self, request: SignedSendRequest, source: str, user: User, verdict: Verdict) -> None:
+        topic = request.fields.topic
+        if len(topic) <= REMEMBERED_CHARS_MAX:
+            if len(self._sends) >= DECISIONS_MAX:
+                self._sends.clear()
+            self._sends[user.name, request.code, source, topic] = user.password.has_signed, verdict
 
     def _authorize(self, request: Request, source: str, found: Authenticated, row: Row | None, door: Door) -> Verdict:
         user = found.user

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -32,6 +34,13 @@ def rules(*entries: Entry, is_super: bool = False) -> Rules:
 def signed(code: int, fields: dict[str, str] | None = None, body: bytes = b"", name: str = "alice") -> Request:
     request = Request(code, dict(fields or {}), body=body)
     Credentials(name, SECRET).sign(request)
+    return request
+
+
+def direct(fields: dict[str, str], name: str = "alice") -> SignedSendRequest:
+    request = read_signed_send_header(header_of(signed(310, fields, b"body", name)))
+    assert request is not None
+    request.body = b"body"
     return request
 
 
@@ -201,12 +210,6 @@ def test_a_send_that_is_decoded_directly_is_decided_as_any_other(
 
 
 def test_a_remembered_verdict_about_a_send_is_for_its_user_topic_and_source_only() -> None:
-    def direct(fields: dict[str, str], name: str = "alice") -> SignedSendRequest:
-        request = read_signed_send_header(header_of(signed(310, fields, b"body", name)))
-        assert request is not None
-        request.body = b"body"
-        return request
-
     gate = Gate(CLOSED, rules(entry("Topic:t", "Pub", "Allow", "10.0.0.1")))
     assert gate.check_again(direct(SEND), "10.0.0.1") is None
     assert reason(gate, direct(SEND)) is Reason.POLICY
@@ -222,6 +225,35 @@ def test_a_remembered_verdict_about_a_send_is_for_its_user_topic_and_source_only
     assert reason(gate, forged) is Reason.BAD_SIGNATURE
     gate.use(rules(entry("Topic:t", "Pub", "Deny")))
     assert reason(gate, direct(SEND)) is Reason.DENIED
+    assert gate.check_again(direct(SEND), "10.0.0.1") is None
+
+
+@pytest.mark.parametrize(("is_super", "why"), [(True, Reason.SUPER_USER), (False, Reason.AUTHENTICATED)])
+def test_a_send_that_needs_no_policy_is_known_as_well_until_the_rules_change(is_super: bool, why: Reason) -> None:
+    settings = replace(CLOSED, authorization=is_super)
+    gate = Gate(settings, Rules({"alice": User("alice", Password(SECRET), is_super=is_super)}))
+    assert reason(gate, direct(SEND)) is why
+    known = gate.check_again(direct(SEND), "10.0.0.1")
+    assert known is not None
+    assert known.reason is why
+    assert gate.check_again(direct(SEND), "10.0.0.2") is None, "checked from each address"
+    gate.use(Rules({"alice": User("alice", Password("another one"), is_super=is_super)}))
+    assert reason(gate, direct(SEND)) is Reason.BAD_SIGNATURE
+
+
+def test_a_send_of_a_trusted_address_or_a_certificate_is_not_known_by_its_bytes() -> None:
+    unsigned = read_signed_send_header(header_of(Request(310, SEND)))
+    assert unsigned is not None
+    gate = Gate(CLOSED, rules(entry("Topic:t", "Pub")))
+    assert reason(gate, unsigned, "10.0.0.1", "alice") is Reason.POLICY
+    assert gate.check_again(unsigned, "10.0.0.1") is None
+    trusted = User("alice", Password(SECRET), trusted_sources=parse_sources(["10.0.0.1"]))
+    gate.use(Rules({"alice": trusted}))
+    wrong = direct(SEND)
+    wrong.body = b"another"
+    assert gate.check(wrong, "10.0.0.1").reason is Reason.TRUSTED_SOURCE
+    assert gate.check_again(wrong, "10.0.0.1") is None
+    assert reason(gate, wrong, "10.0.0.2") is Reason.BAD_SIGNATURE
 
 
 def test_what_cannot_be_read_is_refused() -> None:
