@@ -65,6 +65,7 @@ from skyroute.remoting.signing import Signer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import client_context
 from skyroute.wire.calls.groups import PopProgress
+from skyroute.wire.calls.pop import POP_MODE
 
 log = logging.getLogger(__name__)
 
@@ -238,6 +239,7 @@ class Components:
             wake_revival=alarm.set,
         )
         self.offsets.on_reset = self.popping.forget_taken
+        self.notifications.on_change = self._share_queues
         self.revival = Revival(
             self.store,
             self.appender,
@@ -253,6 +255,14 @@ class Components:
             monotonic=self.clock.monotonic,
             alarm=alarm,
         )
+
+    def _share_queues(self, group: str) -> None:
+        """End the waiting pops of a group whose members share the queues of a topic, and have changed."""
+        known = self.clients.consumers(group)
+        for topic in known.subscriptions if known is not None else ():
+            mode = self.request_modes.all().get((topic, group))
+            if mode is not None and mode.mode == POP_MODE and mode.shared_queues > 0:
+                self.pop_polling.share(group, topic)
 
     def pop_progress(self, group: str, topic: str) -> PopProgress | None:
         """Return what a group popped of a topic; None if nothing is in flight, and no pop waits."""

@@ -180,6 +180,7 @@ def _for_consumers(components: Components) -> dict[int, Handler]:
         ),
         step_runner=components.step_runner,
         prompt_runner=components.prompt_runner,
+        on_leave=components.pop_polling.leave,
     )
     offsets = OffsetHandlers(
         *(components.offsets, components.topics, components.groups, components.clients, components.store),

@@ -40,6 +40,8 @@ class ChangeNotifications:
         """Notifications under way; each step notifies one member."""
         self._is_scheduled = False
         """`_continue` is scheduled for the next turn of the loop."""
+        self.on_change: Callable[[str], None] = lambda _group: None
+        """Called with each group that changes, before its members are notified."""
 
     def put(self, groups: Iterable[str]) -> None:
         """Notify the members of these groups, now or at the end of their gap."""
@@ -48,6 +50,7 @@ class ChangeNotifications:
         for group in groups:
             settings = self._groups.get(group)
             if settings is None or settings.notify_members:
+                self.on_change(group)
                 self._put(group)
         if not self._is_scheduled:
             self._continue()

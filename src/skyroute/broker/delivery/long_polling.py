@@ -37,6 +37,8 @@ class SuspendedRequest(ABC, Generic[Q]):
         self.answer = DeferredResponse()
         self.waits = False
         """It is suspended and has no response yet."""
+        self.is_ending = False
+        """It gets no more messages, because its client may no longer process them."""
 
     @abstractmethod
     def retry(self) -> Response | None:
@@ -181,6 +183,11 @@ class WaitingRequests(Generic[Q]):
         if not self._is_scheduled:
             self._continue()
 
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._continue)
+
     def _continue(self) -> None:
         """Serve pulls for `TURN_S`; the next turn of the loop serves the rest."""
         self._is_scheduled = False
@@ -190,8 +197,7 @@ class WaitingRequests(Generic[Q]):
             for _ in work:
                 if self._monotonic() >= deadline:
                     self._work.append(work)
-                    self._is_scheduled = True
-                    asyncio.get_running_loop().call_soon(self._continue)
+                    self._schedule()
                     return
 
     async def run(self) -> None:

@@ -1,7 +1,7 @@
 """Heartbeats and queue locks of clients, and requests about connected clients."""
 
 import asyncio
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,6 +73,8 @@ class ClientHandlers:
     step_runner: StepRunner
     prompt_runner: StepRunner
     """Lane for heartbeats and locks, which do not wait for long responses."""
+    on_leave: Callable[[int, str], None] = lambda _connection, _group: None
+    """Called with connection and group when a consumer leaves."""
 
     def heartbeat(self, request: Request, peer: Peer) -> Answer:
         """Process a heartbeat. The response waits only while retry topics of new groups are announced."""
@@ -150,6 +152,8 @@ class ClientHandlers:
         changed = self.clients.leave(
             peer.connection, producer_group=leaving.producer_group, consumer_group=leaving.consumer_group
         )
+        if leaving.consumer_group is not None:
+            self.on_leave(peer.connection, leaving.consumer_group)
         self.notifications.put(changed)
         return Response()
 

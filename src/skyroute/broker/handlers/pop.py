@@ -81,7 +81,7 @@ class _WaitingPop(SuspendedPop):
         return self._attempt()
 
     def time_out(self) -> Response:
-        return self.retry() or self.nothing()
+        return (None if self.is_ending else self.retry()) or self.nothing()
 
     def nothing(self) -> Response:
         """Return the response without messages."""

@@ -1,6 +1,6 @@
 """Pops that wait for messages, and notification requests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from skyroute.broker.delivery.long_polling import LongPolling, SuspendedRequest, WaitingRequests
@@ -15,6 +15,10 @@ WAITING_A_GROUP_MAX: Final = 20_000
 """Waiting pops of one group: no group can take the room of all others."""
 WAITING_CHARS_MAX: Final = 1 << 26
 """Characters of the filters and attempt ids of all waiting pops."""
+
+SHARING_S: Final = 1.5
+"""Time in which all members have asked for their share of the queues after a change. Java's consumers do so within a
+second of the notification, and do not process what arrives later for a queue that they lost."""
 
 PopKey = tuple[str, str, int]
 """Topic, group and queue; queue -1 for all queues."""
@@ -38,27 +42,31 @@ class PopLongPolling(WaitingRequests[PopKey]):
         self._arrivals = arrivals
         self._keys: dict[str, dict[int, dict[PopKey, None]]] = {}
         """Keys with waiting pops by topic and queue whose messages wake them. All queues of retry topics are -1."""
-        self._groups: dict[str, dict[str, int]] = {}
+        self._groups: dict[str, dict[str, dict[SuspendedRequest[PopKey], None]]] = {}
         """Waiting pops by group and topic."""
+        self._arrived: dict[tuple[str, int], bool] = {}
+        """Queues whose new messages wake pops now, and whether more have arrived since."""
         self._chars = 0
+        self._sharing: dict[tuple[str, str], tuple[float, float]] = {}
+        """Topics and groups whose waiting pops get no messages: when they are completed, and when the members have
+        asked for their shares."""
 
     def has_room(self, key: PopKey, chars: int = 0) -> bool:
         """Return whether one more pop may wait, with a filter and an attempt id of so many characters."""
         return (
             len(self) < WAITING_MAX
             and self.waiting(key) < WAITING_A_QUEUE_MAX
-            and sum(self._groups.get(key[1], {}).values()) < WAITING_A_GROUP_MAX
+            and sum(map(len, self._groups.get(key[1], {}).values())) < WAITING_A_GROUP_MAX
             and self._chars + chars <= WAITING_CHARS_MAX
         )
 
     def waiting_of(self, group: str, topic: str) -> int:
         """Return the number of waiting pops of a group for a topic."""
-        return self._groups.get(group, {}).get(topic, 0)
+        return len(self._groups.get(group, {}).get(topic, ()))
 
     def suspend(self, pull: SuspendedRequest[PopKey]) -> DeferredResponse:
         key = pull.queue
-        topics = self._groups.setdefault(key[1], {})
-        topics[key[0]] = topics.get(key[0], 0) + 1
+        self._groups.setdefault(key[1], {}).setdefault(key[0], {})[pull] = None
         self._chars += _chars(pull)
         for topic, queue_id in _wakers(key):
             queues = self._keys.get(topic)
@@ -68,11 +76,64 @@ class PopLongPolling(WaitingRequests[PopKey]):
             queues.setdefault(queue_id, {})[key] = None
         return super().suspend(pull)
 
+    def _begin(self, work: Iterable[Iterator[None]]) -> None:
+        """Serve pops from the next turn of the loop on: one message may wake those of thousands of groups."""
+        self._work.extend(work)
+        self._schedule()
+
     def _message_arrived(self, topic: str, queue_id: int) -> None:
-        queues = self._keys.get(topic, {})
-        for waited in (-1, queue_id):
-            for key in list(queues.get(waited, ())):
-                self.check(key)
+        arrived = topic, queue_id
+        is_under_way = arrived in self._arrived
+        self._arrived[arrived] = True
+        if not is_under_way:
+            self._begin([self._wake(arrived)])
+
+    def _wake(self, arrived: tuple[str, int]) -> Iterator[None]:
+        topic, queue_id = arrived
+        try:
+            while self._arrived[arrived]:
+                self._arrived[arrived] = False
+                for waited in (-1, queue_id):
+                    for key in list(self._keys.get(topic, {}).get(waited, ())):
+                        yield from self._check(key) or ()
+                        yield
+        finally:
+            del self._arrived[arrived]
+
+    def share(self, group: str, topic: str) -> None:
+        """Give waiting pops of a group no messages for `SHARING_S`, and complete them then: its members have changed.
+
+        Members that keep their queues pop again. The others would get messages that come again only at the end of
+        their invisible time. After many changes, pops are completed at least every `SHARING_S`.
+        """
+        shared_at = self._monotonic() + SHARING_S
+        until, _ = self._sharing.get((topic, group), (shared_at, 0.0))
+        self._sharing[topic, group] = until, shared_at
+
+    def expire(self, now: float) -> None:
+        super().expire(now)
+        for (topic, group), (until, shared_at) in list(self._sharing.items()):
+            if now >= until:
+                self._end_pops(self._groups.get(group, {}).get(topic, ()))
+                del self._sharing[topic, group]
+                if shared_at > now:
+                    self._sharing[topic, group] = shared_at, shared_at
+
+    def leave(self, connection: int, group: str) -> None:
+        """Complete the waiting pops of a client that left its group."""
+        self._end_pops(pull for pull in self._by_connection.get(connection, ()) if pull.queue[1] == group)
+
+    def _end_pops(self, pulls: Iterable[SuspendedRequest[PopKey]]) -> None:
+        ended = list(pulls)
+        for pull in ended:
+            pull.is_ending = True
+        if ended:
+            self._begin([self._complete(ended)])
+
+    def _complete(self, pulls: Iterable[SuspendedRequest[PopKey]]) -> Iterator[None]:
+        for pull in pulls:
+            pull.is_ending |= pull.queue[:2] in self._sharing
+            yield from super()._complete((pull,))
 
     def wake_topic(self, topic: str, group: str, queue_id: int) -> None:
         """Check the pops of a group again that wait for messages of a queue."""
@@ -84,8 +145,10 @@ class PopLongPolling(WaitingRequests[PopKey]):
         try:
             while self._checking[queue]:
                 self._checking[queue] = False
+                if queue[:2] in self._sharing:
+                    break
                 for pull in self._pulls(queue):
-                    if not pull.waits or pull.peer.gone:
+                    if not pull.waits or pull.is_ending or pull.peer.gone:
                         continue
                     if not self._retry(pull):
                         break
@@ -98,7 +161,7 @@ class PopLongPolling(WaitingRequests[PopKey]):
         key = pull.queue
         self._chars -= _chars(pull)
         topics = self._groups[key[1]]
-        topics[key[0]] -= 1
+        del topics[key[0]][pull]
         if not topics[key[0]]:
             del topics[key[0]]
         if not topics:
