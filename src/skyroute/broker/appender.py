@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 from skyroute.broker.delivery.flush_wait import Flushed, Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
-from skyroute.broker.delivery.replica_wait import Replicated
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
 from skyroute.broker.store.message_store import MessageStore
@@ -23,7 +22,7 @@ _LEVEL_MARK: Final = b"DELAY\x01"
 _TIMER_MARK: Final = b"TIMER_"
 """Parts of the properties of delayed messages. `in` would take three times as long as `find`."""
 
-WaitForReplicas = Callable[[int, Callable[[Replicated], None]], None]
+WaitForReplicas = Callable[[int, Callable[[Flushed], None]], None]
 """Calls back once enough slaves have the log up to a position, or too late."""
 
 _SEVERITY: Final = (Flushed.DONE, Flushed.LATE, Flushed.NOT_REPLICATED, Flushed.FAILED)
@@ -48,8 +47,9 @@ class Appender:
         self._delays: DelayLevels | None = None
         self._timers: Timers | None = None
         self._waits_for_disk = store.settings.sync_flush
-        self.waits = self._waits_for_disk
-        """A response waits until the message is durable: see `when_durable`."""
+        self.may_wait = self._waits_for_disk
+        """Whether the settings let responses wait until their message is durable: see `must_wait`."""
+        self._needs_replicas: Callable[[], bool] | None = None
         self._wait_for_replicas: WaitForReplicas | None = None
         self.check_replicas: Callable[[], None] | None = None
         """Raises RefusedError if too few slaves are in sync for a message."""
@@ -61,9 +61,10 @@ class Appender:
         """Sends due messages to another broker, while this broker acts for its master."""
         self.now_ms = now_ms
 
-    def use_replicas(self, wait: WaitForReplicas, check: Callable[[], None]) -> None:
-        """Let responses wait for slaves."""
-        self._wait_for_replicas, self.check_replicas, self.waits = wait, check, True
+    def use_replicas(self, wait: WaitForReplicas, *, check: Callable[[], None], are_needed: Callable[[], bool]) -> None:
+        """Let responses wait for slaves, while these are needed."""
+        self._wait_for_replicas, self.check_replicas, self._needs_replicas = wait, check, are_needed
+        self.may_wait = True
 
     def use(self, delays: "DelayLevels", timers: "Timers") -> None:
         """Set the delay levels and timers, which are constructed with this appender."""
@@ -185,11 +186,18 @@ class Appender:
         """Return the used share of the disk, from 0 to 1."""
         return self._store.disk_used()
 
+    def must_wait(self) -> bool:
+        """Return whether a response waits until its message is durable: see `when_durable`."""
+        return self._waits_for_disk or (self._needs_replicas is not None and self._needs_replicas())
+
     def when_durable(self, log_end: int, then: Callable[[Flushed], None]) -> None:
         """Call `then` once the log is on the disk and on slaves up to this position, as the settings ask for."""
         wait_for_replicas = self._wait_for_replicas
         if wait_for_replicas is None:
             self._flushing.wait_for(log_end, then)
+            return
+        if not self._waits_for_disk:
+            wait_for_replicas(log_end, then)
             return
         outcomes: list[Flushed] = []
 
@@ -198,18 +206,12 @@ class Appender:
             if len(outcomes) == 2:  # as in Apache's brokers, missing slaves outweigh a late flush
                 then(max(outcomes, key=_SEVERITY.index))
 
-        def note_replicas(outcome: Replicated) -> None:
-            note(Flushed.DONE if outcome is Replicated.DONE else Flushed.NOT_REPLICATED)
-
-        if self._waits_for_disk:
-            self._flushing.wait_for(log_end, note)
-        else:
-            outcomes.append(Flushed.DONE)
-        wait_for_replicas(log_end, note_replicas)
+        self._flushing.wait_for(log_end, note)
+        wait_for_replicas(log_end, note)
 
     def until_durable(self, appended: Appended) -> Awaitable[None] | None:
         """Return an awaitable until a message is durable; None if responses do not wait."""
-        return self._wait_until_durable(appended) if self.waits else None
+        return self._wait_until_durable(appended) if self.must_wait() else None
 
     async def _wait_until_durable(self, appended: Appended) -> None:
         durable: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()

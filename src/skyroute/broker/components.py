@@ -180,7 +180,10 @@ class Components:
         self.roles: Roles | None = None
         """The role that a controller gives; None outside controller mode."""
         if config.is_sync_master:
-            self.appender.use_replicas(self.acknowledgement.wait_for, self.acknowledgement.check)
+            acknowledgement = self.acknowledgement
+            self.appender.use_replicas(
+                acknowledgement.wait_for, check=acknowledgement.check, are_needed=acknowledgement.is_needed
+            )
         if config.is_slave:
             self._follow(tls, signer)
         if config.controller_mode_enabled:

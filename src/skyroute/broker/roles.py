@@ -8,8 +8,9 @@ from typing import Any, Final
 from skyroute.broker.appender import Appender
 from skyroute.broker.cluster.registrar import Registrar
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.delivery.flush_wait import Flushed
 from skyroute.broker.delivery.long_polling import LongPolling
-from skyroute.broker.delivery.replica_wait import Replicated, ReplicaWait
+from skyroute.broker.delivery.replica_wait import ReplicaWait
 from skyroute.broker.identity import Identity
 from skyroute.broker.replication.acknowledgement import NOT_ENOUGH
 from skyroute.broker.replication.controller_client import ControllerClient
@@ -96,7 +97,7 @@ class Roles:
         )
         self.mode.on_acked = self._note_acks
         appender.refusal = StoreClosedError(f"{config.broker_name} is not the master of its group")
-        appender.use_replicas(self.wait_for, self.check)
+        appender.use_replicas(self.wait_for, check=self.check, are_needed=self.are_slaves_needed)
         appender.on_append = self.mode.sender.wake
         self._refusal = appender.refusal
 
@@ -219,13 +220,17 @@ class Roles:
                 ResponseCode.SYSTEM_ERROR, f"{NOT_ENOUGH}: {in_sync} in sync (expected minInSyncReplicas={least})"
             )
 
-    def wait_for(self, log_end: int, then: Callable[[Replicated], None]) -> None:
+    def are_slaves_needed(self) -> bool:
+        """Return whether sends wait for slaves."""
+        return self._config.all_ack_in_sync_set or self._config.in_sync_replicas > 1
+
+    def wait_for(self, log_end: int, then: Callable[[Flushed], None]) -> None:
         """Call `then` once enough slaves have the log up to a position, or the timeout is over."""
         slaves = ALL_MEMBERS if self._config.all_ack_in_sync_set else self._slaves_needed()
         if self.mode.state is None:
-            then(Replicated.LATE)
+            then(Flushed.NOT_REPLICATED)
         elif self._reached(slaves) >= log_end:
-            then(Replicated.DONE)
+            then(Flushed.DONE)
         else:
             self._waits.wait_for(log_end, slaves, then)
 

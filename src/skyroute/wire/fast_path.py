@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from skyroute.wire.codes import OUR_VERSION, RequestCode
 from skyroute.wire.command import FLAG_RESPONSE, FORM_JSON, Request, Response
@@ -69,6 +70,13 @@ def response_pieces(response: Response, request_id: int, form: int) -> Sequence[
     if isinstance(response, PreparedResponse):
         return response.pieces(request_id, form)
     return response_head(response, request_id, form), response.body
+
+
+def with_code(response: Response, code: int) -> Response:
+    """Return a successful response with another code."""
+    if not isinstance(response, PreparedResponse):
+        return replace(response, code=code)
+    return replace(response, code=code, header=response.header.replace(b'"code":0', b'"code":%d' % code, 1))
 
 
 def request_header_start(code: int, fields: dict[str, str]) -> bytes:

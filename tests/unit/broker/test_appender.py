@@ -142,8 +142,33 @@ async def test_a_failed_append_is_not_counted_and_wakes_no_long_poll(tmp_path: P
 
 
 async def test_with_async_flush_a_send_does_not_wait(room: Room) -> None:
-    assert not room.appender.waits
+    assert not room.appender.may_wait
     assert room.appender.until_durable(room.appender.put(draft())) is None
+
+
+async def test_a_send_waits_for_slaves_only_while_they_are_needed(room: Room) -> None:
+    needed = True
+    room.appender.use_replicas(
+        lambda _, then: then(Flushed.NOT_REPLICATED), check=lambda: None, are_needed=lambda: needed
+    )
+    safe = room.appender.until_durable(room.appender.put(draft()))
+    assert safe is not None
+    with pytest.raises(FileWriteError, match="not on enough slaves"):
+        await safe
+    needed = False
+    assert room.appender.until_durable(room.appender.put(draft())) is None
+
+
+async def test_with_sync_flush_missing_slaves_outweigh_a_flush(tmp_path: Path) -> None:
+    with room_in(tmp_path, sync=True) as room:
+        room.appender.use_replicas(
+            lambda _, then: then(Flushed.NOT_REPLICATED), check=lambda: None, are_needed=lambda: False
+        )
+        safe = room.appender.until_durable(room.appender.put(draft()))
+        assert safe is not None
+        with pytest.raises(FileWriteError, match="not on enough slaves"):
+            await safe
+        await room.flushing.stop()
 
 
 async def test_with_sync_flush_a_send_and_its_readers_wait_for_the_flush(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import struct
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from skyroute.message.message_id import encode_offset_id
 from skyroute.message.queue_ref import QueueRef
@@ -24,9 +25,9 @@ from skyroute.wire.calls.send import (
 )
 from skyroute.wire.calls.send_back import encode_recall, encode_send_back
 from skyroute.wire.codes import RequestCode
-from skyroute.wire.command import FORM_JSON, Request, Response
+from skyroute.wire.command import FORM_BINARY, FORM_JSON, Request, Response
 from skyroute.wire.errors import FieldError, FrameError
-from skyroute.wire.fast_path import FastPath, HeaderDecoder, PreparedRequest, response_pieces
+from skyroute.wire.fast_path import FastPath, HeaderDecoder, PreparedRequest, response_pieces, with_code
 from skyroute.wire.header import decode_command, encode_request, response_head
 from tests.unit.wire.golden import golden_line
 
@@ -194,6 +195,17 @@ def test_a_prepared_receipt_equals_the_ordinary_one() -> None:
     receipt = SendReceipt(encode_offset_id(host, 4096), 3, 17, "7F0001ABCD", 'Région "100 %"', trace_on=False)
     usual = response_head(encode_send_receipt(receipt), 99, FORM_JSON)
     assert decode_command(written) == decode_command(usual)
+
+
+@pytest.mark.parametrize("form", [FORM_JSON, FORM_BINARY])
+def test_a_late_receipt_differs_in_its_code_only(form: int) -> None:
+    prepared = ReceiptForm(bytes(8), '"code":0', trace_on=True).fill(4096, 3, 17, b"7F0001ABCD")
+    usual = encode_send_receipt(SendReceipt("id", 3, 17, "7F0001ABCD", '"code":0'))
+    for receipt in (usual, prepared) if form == FORM_JSON else (usual,):
+        on_time = decode_command(b"".join(response_pieces(receipt, 99, form)))
+        late = decode_command(b"".join(response_pieces(with_code(receipt, 12), 99, form)))
+        assert (on_time.code, late.code) == (0, 12)
+        assert replace(late, code=0) == on_time
 
 
 _PLAIN = {"a": "PG", "b": "T", "c": "TBW102", "d": "4", "e": "3", "f": "0", "g": "1700000000000", "h": "0"}

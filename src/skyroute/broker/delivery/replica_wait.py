@@ -3,15 +3,8 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
 
-
-class Replicated(Enum):
-    """Outcome of a wait for slaves."""
-
-    DONE = auto()
-    LATE = auto()
-    """The timeout is over; slaves may still get the message."""
+from skyroute.broker.delivery.flush_wait import Flushed
 
 
 class ReplicaWait:
@@ -22,7 +15,7 @@ class ReplicaWait:
 
     def __init__(self, timeout_s: Callable[[], float]) -> None:
         self._timeout_s = timeout_s
-        self._waiting: deque[tuple[int, int, float, Callable[[Replicated], None]]] = deque()
+        self._waiting: deque[tuple[int, int, float, Callable[[Flushed], None]]] = deque()
         """Log position, slaves needed, deadline and callback of each wait, in the order of positions."""
         self._timeout: asyncio.Handle | None = None
         """Timer for the first deadline; set while something waits."""
@@ -35,8 +28,11 @@ class ReplicaWait:
         """Number of waits for slaves."""
         return len(self._waiting)
 
-    def wait_for(self, log_end: int, slaves: int, then: Callable[[Replicated], None]) -> None:
-        """Call `then` once this many slaves have the log up to a position, or the timeout is over."""
+    def wait_for(self, log_end: int, slaves: int, then: Callable[[Flushed], None]) -> None:
+        """Call `then` once this many slaves have the log up to a position, or the timeout is over.
+
+        It gets DONE, or NOT_REPLICATED: slaves may still get the message.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s()
         self._waiting.append((log_end, slaves, deadline, then))
@@ -54,18 +50,18 @@ class ReplicaWait:
             if log_end > ends[slaves]:
                 return
             waiting.popleft()
-            then(Replicated.DONE)
+            then(Flushed.DONE)
 
     def _expire(self) -> None:
         loop, waiting = asyncio.get_running_loop(), self._waiting
         while waiting and waiting[0][2] <= loop.time():
-            waiting.popleft()[3](Replicated.LATE)
+            waiting.popleft()[3](Flushed.NOT_REPLICATED)
         self._timeout = loop.call_at(waiting[0][2], self._expire) if waiting else None
 
     def stop(self) -> None:
         """Complete all waits as late."""
         while self._waiting:
-            self._waiting.popleft()[3](Replicated.LATE)
+            self._waiting.popleft()[3](Flushed.NOT_REPLICATED)
         if self._timeout is not None:
             self._timeout.cancel()
             self._timeout = None

@@ -237,11 +237,10 @@ class SendHandlers:
             appended = appender.put_plain(scheduled)
         except (StorageError, RecordError) as error:
             raise self._responses.store_failure(error) from error
-        if appender.waits and _NO_WAIT_MARK not in raw_properties:
-            make_receipt = partial(self._responses.receipt, request, appended, queue_id, unique_id, handle)
-            response: Response | DeferredResponse = self._responses.after_flush(appended.log_end, make_receipt)
-        else:
-            response = self._responses.receipt(request, appended, queue_id, unique_id, handle)
+        response: Response | DeferredResponse
+        response = receipt = self._responses.receipt(request.form, appended, queue_id, unique_id, handle)
+        if appender.may_wait and _NO_WAIT_MARK not in raw_properties:
+            response = self._responses.when_durable(appended.log_end, receipt)
         if created is None:
             return response
         return self._responses.with_fields(self._respond_when_announced(created, response))

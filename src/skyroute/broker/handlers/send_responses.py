@@ -1,6 +1,6 @@
-"""Responses to sends: receipts, deferred until the flush if needed, and refusals."""
+"""Responses to sends: receipts, deferred until the message is durable if needed, and refusals."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 from typing import Final
 
@@ -17,7 +17,8 @@ from skyroute.remoting.dispatch import DeferredResponse
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.send import ReceiptForm, SendReceipt, encode_send_receipt, region_fields
 from skyroute.wire.codes import ResponseCode
-from skyroute.wire.command import FORM_JSON, Request, Response
+from skyroute.wire.command import FORM_JSON, Response
+from skyroute.wire.fast_path import with_code
 
 _NOT_AVAILABLE: Final = (
     "service not available now. It may be caused by one of the following reasons: the broker's disk is full [%.2f], "
@@ -44,11 +45,9 @@ class SendResponses:
         self.fields = region_fields(self._region, trace_on=self._trace_on)
         """Fields of each response to a send, refusals included."""
 
-    def receipt(
-        self, request: Request, appended: Appended, queue_id: int, unique_id: bytes, handle: str | None, code: int = 0
-    ) -> Response:
-        """Return the receipt of a stored message."""
-        if request.form == FORM_JSON and handle is None and not code and unique_id.isalnum():
+    def receipt(self, form: int, appended: Appended, queue_id: int, unique_id: bytes, handle: str | None) -> Response:
+        """Return the receipt of a stored message, for a request of this form."""
+        if form == FORM_JSON and handle is None and unique_id.isalnum():
             return self._receipt_form.fill(appended.log_position, queue_id, appended.queue_offset, unique_id)
         receipt = SendReceipt(
             encode_offset_id(self._raw_store_host, appended.log_position),
@@ -59,39 +58,42 @@ class SendResponses:
             self._trace_on,
             handle,
         )
-        return encode_send_receipt(receipt, code)
+        return encode_send_receipt(receipt)
 
     def batch_receipt(
         self, ids: str, queue_id: int, queue_offset: int, log_end: int, unique_id: bytes, *, is_inner: bool
     ) -> Response | DeferredResponse:
-        """Return the receipt of a stored batch, deferred if it waits for the flush."""
+        """Return the receipt of a stored batch, deferred if it waits until the batch is durable."""
         batch_id = unique_id.decode("utf-8", "replace")
-        receipt = SendReceipt(
-            ids,
-            queue_id,
-            queue_offset,
-            batch_id,
-            self._region,
-            self._trace_on,
-            batch_unique_id=batch_id if is_inner else None,
+        receipt = encode_send_receipt(
+            SendReceipt(
+                ids,
+                queue_id,
+                queue_offset,
+                batch_id,
+                self._region,
+                self._trace_on,
+                batch_unique_id=batch_id if is_inner else None,
+            )
         )
-        if self._appender.waits:
-            return self.after_flush(log_end, partial(encode_send_receipt, receipt))
-        return encode_send_receipt(receipt)
+        return self.when_durable(log_end, receipt)
 
-    def after_flush(self, log_end: int, make_receipt: Callable[[int], Response]) -> DeferredResponse:
-        """Respond once the log is flushed up to `log_end`; `make_receipt` gets the response code."""
+    def when_durable(self, log_end: int, receipt: Response) -> Response | DeferredResponse:
+        """Respond once the log is durable up to `log_end`. The receipt gets another code if that is too late."""
+        if not self._appender.must_wait():
+            return receipt
         response = DeferredResponse()
-
-        def respond(outcome: Flushed) -> None:
-            if outcome is Flushed.FAILED:
-                reason = _NOT_AVAILABLE % self._appender.disk_used()
-                response.give(Response(ResponseCode.SERVICE_NOT_AVAILABLE, reason, dict(self.fields)))
-            else:
-                response.give(make_receipt(_CODES.get(outcome, 0)))
-
-        self._appender.when_durable(log_end, respond)
+        self._appender.when_durable(log_end, partial(self._give, response, receipt))
         return response
+
+    def _give(self, response: DeferredResponse, receipt: Response, outcome: Flushed) -> None:
+        if outcome is Flushed.DONE:
+            response.give(receipt)
+        elif outcome is Flushed.FAILED:
+            reason = _NOT_AVAILABLE % self._appender.disk_used()
+            response.give(Response(ResponseCode.SERVICE_NOT_AVAILABLE, reason, dict(self.fields)))
+        else:
+            response.give(with_code(receipt, _CODES[outcome]))
 
     async def with_fields(self, response: Awaitable[Response]) -> Response:
         """Wait for a response; add the fields to its refusal.

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Final
 
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.delivery.replica_wait import Replicated, ReplicaWait
+from skyroute.broker.delivery.flush_wait import Flushed
+from skyroute.broker.delivery.replica_wait import ReplicaWait
 from skyroute.broker.replication.master import HaMaster
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.codes import ResponseCode
@@ -25,6 +26,10 @@ class Acknowledgement:
         if self.replica_wait.waiting_count:
             self.replica_wait.advance(self._master.reached)
 
+    def is_needed(self) -> bool:
+        """Return whether sends wait for slaves."""
+        return self._config.in_sync_replicas > 1
+
     def check(self) -> None:
         """Check that enough brokers are in sync for another message.
 
@@ -37,7 +42,7 @@ class Acknowledgement:
                 ResponseCode.SYSTEM_ERROR, f"{NOT_ENOUGH}: {in_sync} in sync (expected minInSyncReplicas={least})"
             )
 
-    def wait_for(self, log_end: int, then: Callable[[Replicated], None]) -> None:
+    def wait_for(self, log_end: int, then: Callable[[Flushed], None]) -> None:
         """Call `then` once enough slaves have the log up to a position, or `slaveTimeout` is over."""
         config = self._config
         replicas = config.in_sync_replicas
@@ -46,6 +51,6 @@ class Acknowledgement:
         # A message that was just stored is on no slave: no need to count them.
         is_behind = replicas > 1 and self._master.proven_end < log_end
         if not is_behind and self._master.reached(replicas - 1) >= log_end:
-            then(Replicated.DONE)
+            then(Flushed.DONE)
         else:
             self.replica_wait.wait_for(log_end, replicas - 1, then)

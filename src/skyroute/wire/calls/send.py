@@ -296,8 +296,8 @@ def region_fields(region: str, *, trace_on: bool) -> dict[str, str]:
     return {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
 
 
-def encode_send_receipt(receipt: SendReceipt, code: int = ResponseCode.SUCCESS) -> Response:
-    """Encode the response to a stored message; the code says whether flush and replication completed."""
+def encode_send_receipt(receipt: SendReceipt) -> Response:
+    """Encode the response to a stored message."""
     fields = {
         "msgId": receipt.offset_id,
         "queueId": str(receipt.queue_id),
@@ -310,7 +310,7 @@ def encode_send_receipt(receipt: SendReceipt, code: int = ResponseCode.SUCCESS) 
         fields["recallHandle"] = receipt.recall_handle
     if receipt.batch_unique_id is not None:
         fields["batchUniqId"] = receipt.batch_unique_id
-    return Response(code, fields=fields)
+    return Response(fields=fields)
 
 
 class ReceiptForm:
