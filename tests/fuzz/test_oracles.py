@@ -86,7 +86,7 @@ PLANTED = (
     Planted("record", "tests.fuzz.targets.record.encode_record", changing(lambda found: found[:-1] + b"?")),
     Planted("registration", f"{WIRE}.calls.registration_body._decode_topic_line", raising(IndexError)),
     Planted("replication", f"{WIRE}.auto_switch.SlaveStream.feed", changing(lambda found: list(found)[1:])),
-    Planted("replication", f"{WIRE}.ha.HaFrameError", lambda _: KeyError),
+    Planted("replication", f"{WIRE}.ha.decode_transfer_head", raising(KeyError)),
     Planted("rules_files", "skyroute.access.rules_file.user_body", raising(KeyError)),
     Planted("settings_file", "skyroute.settings.properties._escape", changing(str.lower)),
     Planted("snapshot", "skyroute.nameserver.snapshot_file._from_line", raising(KeyError)),

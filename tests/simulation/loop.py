@@ -243,16 +243,6 @@ class SimLoop(BaseEventLoop):
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         return await self.network.create_connection(protocol_factory, host, port, **options)
 
-    async def sock_connect(self, sock: Any, address: Any) -> None:
-        await sock.connect(self, address)
-
-    async def sock_recv(self, sock: Any, nbytes: int) -> bytes:
-        data: bytes = await sock.recv(nbytes)
-        return data
-
-    async def sock_sendall(self, sock: Any, data: Any) -> None:
-        sock.send(bytes(data))
-
     async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> Any:
         raise OSError(f"the simulation has no names, only addresses: {host}:{port}")
 

@@ -83,53 +83,6 @@ class SimSocket:
                 each.close()
 
 
-class SimStreamSocket(asyncio.Protocol):
-    """A socket for the `sock_` methods of the loop."""
-
-    def __init__(self, *_: object) -> None:
-        self._transport: SimTransport | None = None
-        self._received = bytearray()
-        self._is_lost = False
-        self._error: Exception | None = None
-        self._changed = asyncio.Event()
-
-    def settimeout(self, _: float) -> None:
-        """Do nothing: the loop never blocks."""
-
-    def setsockopt(self, *_: object) -> None:
-        """Do nothing: every write is sent at once."""
-
-    async def connect(self, loop: SimLoop, address: tuple[str, int]) -> None:
-        self._transport, _ = await loop.create_connection(lambda: self, *address)
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        self._changed.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost, self._error = True, exc
-        self._changed.set()
-
-    async def recv(self, size: int) -> bytes:
-        while not self._received and not self._is_lost:
-            self._changed.clear()
-            await self._changed.wait()
-        if not self._received and self._error is not None:
-            raise self._error
-        data = bytes(self._received[:size])
-        del self._received[:size]
-        return data
-
-    def send(self, data: bytes) -> None:
-        if self._transport is None or self._is_lost:
-            raise self._error or BrokenPipeError(32, "Broken pipe")
-        self._transport.write(data)
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-
 class SimServer(asyncio.AbstractServer):
     """A listening address."""
 

@@ -14,7 +14,7 @@ from unittest import mock
 
 from skyroute import Producer
 from skyroute.broker.acting.returning_master import ReturningMaster
-from skyroute.broker.delivery.replica_wait import Replicated
+from skyroute.broker.delivery.flush_wait import Flushed
 from skyroute.broker.replication.acknowledgement import Acknowledgement
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.message.record import decode_record
@@ -258,7 +258,7 @@ def _change_replicated_bytes() -> AbstractContextManager[Any]:
 
 
 def _wait_for_no_slave() -> AbstractContextManager[Any]:
-    return mock.patch.object(Acknowledgement, "wait_for", lambda _, __, then: then(Replicated.DONE))
+    return mock.patch.object(Acknowledgement, "wait_for", lambda _, __, then: then(Flushed.DONE))
 
 
 def _forget_what_the_slave_delivered() -> AbstractContextManager[Any]:

@@ -6,18 +6,16 @@ import gc
 import os
 import random
 import secrets
-import socket
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
-from types import SimpleNamespace
 from unittest import mock
 
 from skyroute.broker import stats
 from skyroute.broker.delivery import long_polling
 from skyroute.broker.delivery.long_polling import SuspendedPull
-from skyroute.broker.replication import master, slave, slave_line
+from skyroute.broker.replication import master, slave_line
 from skyroute.client.consuming.push import consumer_run
 from skyroute.nameserver import server as name_server
 from skyroute.nameserver import watch as name_server_watch
@@ -26,7 +24,6 @@ from skyroute.remoting import busy_polling, tls
 from skyroute.remoting import client as remoting_client
 from skyroute.remoting import server as remoting_server
 from tests.simulation.loop import SimLoop
-from tests.simulation.network import SimStreamSocket
 from tests.simulation.threads import SimThreading
 
 PROCESS_ID = 4242
@@ -71,7 +68,6 @@ def simulated(loop: SimLoop, threads: SimThreading, seed: int) -> Iterator[None]
             (stats, "TICK_S", 10.0),
             (consumer_run, "SAMPLE_S", 60.0),
             (master, "SCAN_S", 10.0),
-            (slave, "socket", SimpleNamespace(**{**vars(socket), "socket": SimStreamSocket})),
             (slave_line, "socket_of", lambda _: None),  # a simulated transport has no descriptor to write to
             (recorder, "threading", threads),
             (name_server, "uuid4", lambda: uuid.UUID(int=rng.getrandbits(128))),

@@ -4,6 +4,7 @@ There is no remoting header, no checksum and no request id. A report is one numb
 and that many bytes of the commit log; a transfer without bytes is a heartbeat.
 """
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
@@ -59,3 +60,39 @@ def decode_transfer_head(data: bytes | bytearray | memoryview) -> tuple[int, int
             f"a transfer has {size} bytes at position {position} (expected at most {TRANSFER_BYTES_MAX} at 0 or more)"
         )
     return position, size
+
+
+class TransferStream:
+    """Decodes what a master sends, cut anywhere."""
+
+    def __init__(self) -> None:
+        self._head = b""
+        """The start of an incomplete head."""
+        self._position = 0
+        self._left = 0
+        """Bytes of the current transfer that are still to come."""
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, memoryview]]:
+        """Yield positions with the bytes of the log there; a heartbeat has no bytes.
+
+        Raises:
+            HaFrameError: a number is impossible. Nothing behind it is decoded.
+        """
+        data, at = self._head + data, 0
+        view, end = memoryview(data), len(data)
+        while at < end:
+            if not self._left:
+                if end - at < TRANSFER_HEAD_BYTES:
+                    break
+                self._position, self._left = decode_transfer_head(view[at : at + TRANSFER_HEAD_BYTES])
+                at += TRANSFER_HEAD_BYTES
+                if not self._left:
+                    yield self._position, view[:0]
+                    continue
+            part = view[at : at + self._left]
+            if part:
+                yield self._position, part
+            at += len(part)
+            self._position += len(part)
+            self._left -= len(part)
+        self._head = data[at:]

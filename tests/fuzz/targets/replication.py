@@ -4,6 +4,7 @@ Input: a byte for the protocol, a byte with the size of the pieces, then the str
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 from skyroute.wire.auto_switch import (
@@ -18,14 +19,7 @@ from skyroute.wire.auto_switch import (
     encode_master_hello,
     encode_slave_hello,
 )
-from skyroute.wire.ha import (
-    TRANSFER_HEAD_BYTES,
-    HaFrameError,
-    decode_transfer_head,
-    encode_report,
-    encode_transfer_head,
-    newest_report,
-)
+from skyroute.wire.ha import HaFrameError, TransferStream, encode_report, newest_report
 
 Feed = Callable[[bytes], Iterable[Any]]
 
@@ -77,20 +71,29 @@ def check_reports(stream: bytes) -> None:
         assert len(stream) - used < len(encode_report(0))
 
 
-def check_transfer_head(data: bytes) -> None:
-    head = data[:TRANSFER_HEAD_BYTES].ljust(TRANSFER_HEAD_BYTES, b"\0")
-    try:
-        found = decode_transfer_head(head)
-    except HaFrameError:
-        return
-    assert encode_transfer_head(*found) == head
+def parts_of(pieces: Iterable[bytes]) -> list[tuple[int, bytes]]:
+    """Return the bytes of the log in a stream of transfers, adjacent ones in one; a refusal ends it."""
+    stream, found = TransferStream(), [(-1, b"")]
+    with suppress(HaFrameError):
+        for piece in pieces:
+            for position, part in stream.feed(piece):
+                start, before = found[-1]
+                if before and part and start + len(before) == position:
+                    found[-1] = start, before + part
+                else:
+                    found.append((position, bytes(part)))
+    return found
+
+
+def check_transfers(stream: bytes, step: int) -> None:
+    assert parts_of(stream[at : at + step] for at in range(0, len(stream), step)) == parts_of([stream])
 
 
 CHECKS: Final[tuple[Callable[[bytes, int], None], ...]] = (
     lambda stream, step: check_auto_switch(SlaveStream, stream, step),
     lambda stream, step: check_auto_switch(MasterStream, stream, step),
     lambda stream, _: check_reports(stream),
-    lambda stream, _: check_transfer_head(stream),
+    check_transfers,
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from skyroute.broker.broker import Broker
 from skyroute.broker.replication import slave as slave_module
-from skyroute.broker.replication.slave import HEARTBEATS_MAX
+from skyroute.broker.replication.master_line import HEARTBEATS_MAX
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.ha import TRANSFER_BYTES_MAX, encode_transfer_head
 from tests.network.broker.clusters import Cluster

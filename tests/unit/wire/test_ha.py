@@ -1,10 +1,13 @@
 """Frames of classic replication."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from skyroute.wire.ha import (
     TRANSFER_BYTES_MAX,
     HaFrameError,
+    TransferStream,
     decode_transfer_head,
     encode_report,
     encode_transfer_head,
@@ -32,3 +35,30 @@ def test_the_head_of_a_transfer_has_position_and_size() -> None:
 def test_an_impossible_transfer_is_no_frame(position: int, size: int) -> None:
     with pytest.raises(HaFrameError):
         decode_transfer_head(encode_transfer_head(position, size))
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), st.integers(min_value=1, max_value=60))
+def test_transfers_that_are_cut_anywhere_have_the_same_bytes_at_the_same_positions(
+    bodies: list[bytes], step: int
+) -> None:
+    sent, log, heartbeats = b"", bytearray(), []
+    for body in bodies:
+        sent += encode_transfer_head(len(log), len(body)) + body
+        if not body:
+            heartbeats.append(len(log))
+        log += body
+    stream, received, beats = TransferStream(), bytearray(), []
+    for at in range(0, len(sent), step):
+        for position, part in stream.feed(sent[at : at + step]):
+            assert position == len(received)
+            received += part
+            if not part:
+                beats.append(position)
+    assert (received, beats) == (log, heartbeats)
+
+
+def test_an_impossible_transfer_ends_a_stream() -> None:
+    stream = TransferStream()
+    assert [bytes(part) for _, part in stream.feed(encode_transfer_head(0, 3) + b"ab")] == [b"ab"]
+    with pytest.raises(HaFrameError, match="-1 bytes"):
+        list(stream.feed(b"c" + encode_transfer_head(3, 0)[:8] + b"\xff\xff\xff\xff"))

@@ -6,7 +6,6 @@ and changes nothing. The protocol itself would let such logs grow together silen
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import Callable
 from enum import Enum
@@ -14,6 +13,7 @@ from typing import Final
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.replication.byte_rate import ByteRate
+from skyroute.broker.replication.master_line import HistoryError, MasterLine
 from skyroute.broker.store.errors import ForeignLogError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.clock import Clock
@@ -29,7 +29,6 @@ from skyroute.wire.calls.settings import (
     encode_broker_state_query,
 )
 from skyroute.wire.codes import ResponseCode
-from skyroute.wire.ha import TRANSFER_HEAD_BYTES, HaFrameError, decode_transfer_head, encode_report
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +37,6 @@ RETRY_S: Final = 5.0
 REPORT_S: Final = 5.0
 """Longest time between two reports."""
 CONNECT_S: Final = 3.0
-READ_BYTES: Final = 1 << 18
-HEARTBEATS_MAX: Final = 1_000
-"""Transfers without bytes in one read. They cost time and bring nothing."""
 
 
 class HaState(Enum):
@@ -49,10 +45,6 @@ class HaState(Enum):
     READY = "READY"
     TRANSFER = "TRANSFER"
     SHUTDOWN = "SHUTDOWN"
-
-
-class HistoryError(SkyrouteError):
-    """The slave's log is no beginning of its master's log: an operator has to decide which one to keep."""
 
 
 class HaSlave:
@@ -68,7 +60,7 @@ class HaSlave:
         signer: Signer | None = None,
         on_arrived: Callable[[dict[tuple[str, int], None]], None],
     ) -> None:
-        self._store = store
+        self.store = store
         self._config = config
         self._clock = clock
         self._tls = tls
@@ -78,8 +70,7 @@ class HaSlave:
         self.master_address: str | None = None
         """`host:port` of the master for requests."""
         self._known = asyncio.Event()
-        self._input = bytearray()
-        self._reported_at = 0.0
+        self._line: MasterLine | None = None
         self.reported_at_ms = 0
         """When this slave last reported."""
         self.state = HaState.READY
@@ -93,7 +84,7 @@ class HaSlave:
         self._rate = ByteRate(clock.monotonic())
 
     def __repr__(self) -> str:
-        return f"<HaSlave of={self.ha_address} {self.state.value} end={self._store.max_position}>"
+        return f"<HaSlave of={self.ha_address} {self.state.value} end={self.store.max_position}>"
 
     @property
     def is_connected(self) -> bool:
@@ -109,7 +100,7 @@ class HaSlave:
     @property
     def behind_bytes(self) -> int:
         """How far this log is behind the master's, as far as this slave knows it."""
-        return max(self.master_end - self._store.max_position, 0)
+        return max(self.master_end - self.store.max_position, 0)
 
     def set_master(self, address: str | None, ha_address: str | None) -> None:
         """Note the addresses of the master; None if it is away."""
@@ -125,6 +116,13 @@ class HaSlave:
         """Follow the master, until cancelled. A lost connection is opened again."""
         if self.ha_address:
             self._known.set()
+        try:
+            await self._follow_for_ever()
+        finally:
+            if self._line is not None:
+                self._line.cancel_dispatch()
+
+    async def _follow_for_ever(self) -> None:
         said = ""
         while True:
             await self._known.wait()
@@ -139,7 +137,7 @@ class HaSlave:
             if reason != said:  # the same reason may repeat for days
                 log.warning(
                     "slave does not follow master=%s end=%d reason=%s",
-                    *(self.ha_address, self._store.max_position, reason),
+                    *(self.ha_address, self.store.max_position, reason),
                 )
                 said = reason
             await asyncio.sleep(RETRY_S)
@@ -174,7 +172,7 @@ class HaSlave:
             )
 
     async def _compare_logs(self, channel: Channel) -> None:
-        store, end = self._store, self._store.max_position
+        store, end = self.store, self.store.max_position
         response = await channel.call(encode_broker_state_query(), CONNECT_S)
         if response.code == ResponseCode.SUCCESS:
             state = decode_broker_state(response.body)
@@ -205,93 +203,54 @@ class HaSlave:
     # The connection
 
     async def _follow(self, address: str) -> None:
-        """Connect, report and append, until the connection ends."""
+        """Connect and follow, until the connection ends."""
         await self._compare()
         self.refusal = None
         host, port = split_address(address)
-        loop = asyncio.get_running_loop()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        line = self._line = MasterLine(self)
         try:
-            sock.settimeout(0)
             async with asyncio.timeout(CONNECT_S):
-                await loop.sock_connect(sock, (host, port))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._input.clear()
+                await asyncio.get_running_loop().create_connection(lambda: line, host, port)
             self.state = HaState.TRANSFER
-            log.info("slave follows master=%s from=%d", address, self._store.max_position)
-            await self._report(sock)
+            log.info("slave follows master=%s from=%d", address, self.store.max_position)
             self._read_at = self._clock.monotonic()
-            while await self._receive(loop, sock):
-                pass
+            while not line.ended.is_set():
+                await self._wait_and_report(line)
+            if line.failure is not None:
+                raise line.failure
         finally:
             self.state = HaState.READY
-            sock.close()
+            line.close()
 
-    async def _receive(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> bool:
-        """Read once, and append what came; False if the master has closed the connection."""
+    async def _wait_and_report(self, line: MasterLine) -> None:
         try:
             async with asyncio.timeout(REPORT_S):
-                data = await loop.sock_recv(sock, READ_BYTES)
+                await line.ended.wait()
         except TimeoutError:
             if self._clock.monotonic() - self._read_at > self._config.ha_silence_s:
                 raise TimeoutError(f"no byte from the master for {self._config.ha_silence_s:g} s") from None
-            await self._report(sock)
-            return True
-        if not data:
-            return False
-        now = self._read_at = self._clock.monotonic()
+            line.report()
+
+    # What the connection calls
+
+    def note_read(self, size: int) -> None:
+        """Note that bytes came from the master."""
+        self._read_at = self._clock.monotonic()
         self.read_at_ms = int(self._clock.wall() * 1000)
-        self._rate.add(len(data), now)
-        self._input += data
-        if self._append():
-            await self._report(sock)
-            await self.dispatch()
-        elif now - self._reported_at > REPORT_S:
-            await self._report(sock)
-        return True
+        self._rate.add(size, self._read_at)
 
-    def _append(self) -> bool:
-        """Append the bodies of all whole transfers; return whether there were any."""
-        view, at, store = self._input, 0, self._store
-        bodies: list[bytes] = []
-        start = -1
-        heartbeats = 0
-        expected = store.max_position
-        is_empty = expected == store.min_position
-        while len(view) - at >= TRANSFER_HEAD_BYTES:
-            position, size = decode_transfer_head(memoryview(view)[at : at + TRANSFER_HEAD_BYTES])
-            if position != expected and not (is_empty and start < 0):
-                raise HistoryError(
-                    f"the master sends {size} bytes at {position}, and this slave's log ends at {expected}: "
-                    "nothing was changed"
-                )
-            if len(view) - at < TRANSFER_HEAD_BYTES + size:
-                break
-            if size:
-                start = position if start < 0 else start
-                bodies.append(bytes(memoryview(view)[at + TRANSFER_HEAD_BYTES : at + TRANSFER_HEAD_BYTES + size]))
-                expected = position + size
-            elif (heartbeats := heartbeats + 1) > HEARTBEATS_MAX:
-                raise HaFrameError(f"more than {HEARTBEATS_MAX} heartbeats at once (expected one in seconds)")
-            at += TRANSFER_HEAD_BYTES + size
-        if bodies:
-            store.append_raw(start, b"".join(bodies))
-        del self._input[:at]
-        self.master_end = max(self.master_end, expected)
-        return bool(bodies)
+    def note_master_end(self, position: int) -> None:
+        """Note that the master's log ends here or later."""
+        self.master_end = max(self.master_end, position)
 
-    async def dispatch(self) -> None:
-        """Make whole records visible, in steps."""
-        more = True
-        while more:
-            arrived, more = self._store.dispatch_raw()
-            if arrived:
-                self._on_arrived(arrived)
-            if more:
-                await asyncio.sleep(0)
+    def note_report(self) -> int:
+        """Return the end of this log for a report that is about to be sent."""
+        self.reported_at_ms = int(self._clock.wall() * 1000)
+        return 0 if self.store.max_position == self.store.min_position else self.store.max_position
 
-    async def _report(self, sock: socket.socket) -> None:
-        self._reported_at, self.reported_at_ms = self._clock.monotonic(), int(self._clock.wall() * 1000)
-        end = 0 if self._store.max_position == self._store.min_position else self._store.max_position
-        await asyncio.get_running_loop().sock_sendall(sock, encode_report(end))
+    def dispatch(self) -> bool:
+        """Make some whole records visible, for a few milliseconds; return whether to call again."""
+        arrived, has_more = self.store.dispatch_raw()
+        if arrived:
+            self._on_arrived(arrived)
+        return has_more
