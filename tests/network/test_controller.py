@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -61,6 +63,18 @@ async def test_a_closed_connection_moves_the_master_at_once(controller: RunningC
             returned.id = 1
             assert (await returned.register()).fields["masterBrokerId"] == "2"
             assert (await returned.change_set([1], 1, 2)).code == 2002
+
+
+async def test_changes_are_stored_while_names_of_brokers_are_resolved(controller: RunningController) -> None:
+    """Resolving blocks the threads of the loop, for a time that the owner of the name chooses."""
+    free = threading.Event()
+    blocked = [asyncio.create_task(asyncio.to_thread(free.wait)) for _ in range(64)]
+    try:
+        async with replica(controller) as first:
+            assert (await first.elect()).code == 0
+    finally:
+        free.set()
+        await asyncio.gather(*blocked)
 
 
 async def test_a_silent_master_is_replaced_by_a_scan(controller: RunningController) -> None:

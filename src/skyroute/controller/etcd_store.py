@@ -15,8 +15,8 @@ from aetcd import transactions
 
 from skyroute.controller.errors import DamagedStateError, Refusal, RequestRefusedError, StoreConflictError
 from skyroute.controller.etcd_client import EtcdClient
-from skyroute.controller.state import GROUPS_MAX, GroupState
-from skyroute.controller.store import StoredGroup
+from skyroute.controller.state import GroupState
+from skyroute.controller.store import StateSizes, StoredGroup
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ class EtcdStore:
         self._prefix = f"{prefix.rstrip('/')}/groups/".encode()
         self.leader_key: Final = f"{prefix.rstrip('/')}/leader".encode()
         self._groups: dict[str, StoredGroup] = {}
+        self._sizes = StateSizes()
         self._writing: dict[str, asyncio.Future[None]] = {}
         """Ends of writes under way, by broker name."""
         self._fence: int | None = None
@@ -56,8 +57,12 @@ class EtcdStore:
             DamagedStateError: a value cannot be read.
         """
         found = await self._client.call(lambda client: client.get_prefix(self._prefix))
-        groups = (self._decode(entry) for entry in found)
-        self._groups = {group.state.broker_name: group for group in groups}
+        groups, sizes = {}, StateSizes()
+        for entry in found:
+            group = self._decode(entry)
+            groups[group.state.broker_name] = group
+            sizes.note(group.state.broker_name, len(entry.value))
+        self._groups, self._sizes = groups, sizes
         self._fence = fence
 
     def resign(self) -> None:
@@ -75,7 +80,7 @@ class EtcdStore:
 
         Raises:
             StoreConflictError: the group has another revision.
-            RequestRefusedError: another controller leads, or there are too many groups.
+            RequestRefusedError: another controller leads, or there are too many groups, or they are too large.
             StoreUnavailableError: etcd does not respond, or has no space left.
         """
         name = state.broker_name
@@ -87,8 +92,6 @@ class EtcdStore:
             stored = self._groups.get(name)
             if (0 if stored is None else stored.revision) != revision:
                 raise StoreConflictError(f"broker group {name} has changed")
-            if stored is None and len(self._groups) >= GROUPS_MAX:
-                raise RequestRefusedError(Refusal.ID_REFUSED, f"there are {GROUPS_MAX} broker groups, the maximum")
             if not await self._put(state, revision):
                 raise StoreConflictError(f"broker group {name} has changed in etcd")
 
@@ -123,20 +126,28 @@ class EtcdStore:
         if fence is None:
             raise RequestRefusedError(Refusal.NOT_LEADER, "this controller does not lead any more")
         key, value = self._prefix + name.encode(), msgspec.json.encode(_Value(FORMAT, state))
-        done, responses = await self._client.call(
-            lambda client: client.transaction(
-                compare=[
-                    transactions.Create(self.leader_key) == fence,
-                    transactions.Mod(key) == revision,
-                ],
-                success=[transactions.Put(key, value)],
-                failure=[transactions.Get(self.leader_key), transactions.Get(key)],
+        known, sizes = self._groups.get(name), self._sizes
+        sizes.check(None if known is None else known.state, state, len(value))
+        size = sizes.note(name, len(value))
+        try:
+            done, responses = await self._client.call(
+                lambda client: client.transaction(
+                    compare=[
+                        transactions.Create(self.leader_key) == fence,
+                        transactions.Mod(key) == revision,
+                    ],
+                    success=[transactions.Put(key, value)],
+                    failure=[transactions.Get(self.leader_key), transactions.Get(key)],
+                )
             )
-        )
+        except BaseException:
+            sizes.note(name, size)
+            raise
         if done:
             self._groups[name] = StoredGroup(state, responses[0].response_put.header.revision)
             return True
         leader, found = responses
+        sizes.note(name, len(found[0][0]) if found else 0)
         if not leader or leader[0][1].create_revision != fence:
             self._fence = None
             raise RequestRefusedError(Refusal.NOT_LEADER, "another controller leads")

@@ -1,23 +1,24 @@
 """Keeps the state of all groups in one JSON file, for one controller.
 
 The file is replaced atomically and on disk before a change is answered. Changes that arrive during a write are
-written together by the next one, so that a hundred elections at once cost two writes.
+written together by the next one, so that a hundred elections at once cost two writes. Only changed groups are encoded.
 """
 
 import asyncio
 import fcntl
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from skyroute.controller.errors import DamagedStateError, Refusal, RequestRefusedError, StoreConflictError
-from skyroute.controller.state import GROUPS_MAX, GroupState
-from skyroute.controller.store import StoredGroup
+from skyroute.controller.errors import DamagedStateError, StoreConflictError
+from skyroute.controller.state import GroupState
+from skyroute.controller.store import StateSizes, StoredGroup
 from skyroute.files.disk import Disk
 from skyroute.files.errors import FileWriteError
 from skyroute.files.replace import backup_path, ensure_replaceable, replace_file
@@ -38,6 +39,7 @@ class _Write:
     """Changes that one replacement of the file stores."""
 
     changes: dict[str, StoredGroup] = field(default_factory=dict)
+    encoded: dict[str, bytes] = field(default_factory=dict)
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -48,6 +50,11 @@ class FileStore:
         self._path = path
         self._disk = disk or Disk()
         self._groups: dict[str, StoredGroup] = {}
+        self._encoded: dict[str, bytes] = {}
+        """The content of the file, by group."""
+        self._sizes = StateSizes()
+        self._writer = ThreadPoolExecutor(1, "controller-state")
+        """A thread of its own: those of the loop may all wait for names of brokers to be resolved."""
         self._next: _Write | None = None
         """Changes that wait for the current write."""
         self._current: _Write | None = None
@@ -86,6 +93,9 @@ class FileStore:
         except OSError as error:
             raise DamagedStateError(f"cannot read {self._path}: {error.strerror}") from error
         self._groups = _decode(content, self._path)
+        self._encoded = {name: msgspec.json.encode(group) for name, group in self._groups.items()}
+        for name, encoded in self._encoded.items():
+            self._sizes.note(name, len(encoded))
         log.info("controller state loaded path=%s groups=%d", self._path, len(self._groups))
 
     def find(self, broker_name: str) -> StoredGroup | None:
@@ -103,12 +113,15 @@ class FileStore:
         stored = self._groups.get(name)
         if (stored.revision if stored is not None else 0) != revision:
             raise StoreConflictError(f"broker group {name} has changed")
-        if stored is None and len(self._groups) >= GROUPS_MAX:
-            raise RequestRefusedError(Refusal.ID_REFUSED, f"there are {GROUPS_MAX} broker groups, the maximum")
+        changed = StoredGroup(state, revision + 1)
+        encoded = msgspec.json.encode(changed)
+        self._sizes.check(None if stored is None else stored.state, state, len(encoded))
+        self._sizes.note(name, len(encoded))
         if self._next is None:
             self._next = _Write()
         write = self._next
-        write.changes[name] = StoredGroup(state, revision + 1)
+        write.changes[name] = changed
+        write.encoded[name] = encoded
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._write_all())
         # The write goes on if this request is cancelled; others may wait for it as well.
@@ -127,26 +140,31 @@ class FileStore:
         while self._next is not None:
             write, self._next = self._next, None
             self._current = write
-            after = self._groups | write.changes
+            encoded = self._encoded | write.encoded
+            loop = asyncio.get_running_loop()
             try:
-                await asyncio.to_thread(self._write, list(after.values()))
+                await loop.run_in_executor(self._writer, self._write, encoded.values())
             except Exception as error:  # noqa: BLE001 - whatever happened, the requests must be answered
                 log.warning("controller state not written path=%s reason=%s", self._path, error)
+                for name in write.changes:
+                    self._sizes.note(name, len(self._encoded.get(name, b"")))
                 write.done.set_exception(error)
                 write.done.exception()  # marks it as seen: all waiters may be cancelled
             else:
-                self._groups = after
+                self._groups, self._encoded = self._groups | write.changes, encoded
                 write.done.set_result(None)
             finally:
                 self._current = None
         self._task = None
 
-    def _write(self, groups: list[StoredGroup]) -> None:
-        replace_file(self._path, msgspec.json.encode(_File(FORMAT, groups)), disk=self._disk)
+    def _write(self, groups: Iterable[bytes]) -> None:
+        content = b'{"format":%d,"groups":[%s]}' % (FORMAT, b",".join(groups))
+        replace_file(self._path, content, disk=self._disk)
 
     async def close(self) -> None:
         if self._task is not None:
             await asyncio.wait({self._task})
+        self._writer.shutdown()
         self._unlock()
 
     def _unlock(self) -> None:

@@ -241,14 +241,15 @@ class ControllerHandlers:
             for name, group in found
             if group is not None and not group.is_empty
         )
-        async with self.lane:
-            while True:
-                try:
+        try:
+            next(steps)
+            async with self.lane:  # a query of one step does not wait for long ones
+                while True:
+                    await asyncio.sleep(0)
                     next(steps)
-                except StopIteration as end:
-                    response: Response = end.value
-                    return response
-                await asyncio.sleep(0)
+        except StopIteration as end:
+            response: Response = end.value
+            return response
 
     def _replicas(self, group: GroupState) -> list[ReplicaFields]:
         return [

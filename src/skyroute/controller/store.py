@@ -4,10 +4,14 @@ Each change is a compare-and-swap of the state of one group, as a transaction of
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
-from skyroute.controller.state import GroupState
+from skyroute.controller.errors import Refusal, RequestRefusedError
+from skyroute.controller.state import GROUPS_MAX, GroupState
+
+STATE_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Maximum size of all stored groups: 50,000 groups of three brokers. Elections are never refused for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +21,42 @@ class StoredGroup:
     state: GroupState
     revision: int
     """Changes with every change of the group; 0 is never used."""
+
+
+@dataclass(slots=True)
+class StateSizes:
+    """Sizes of the encoded groups. Anyone who reaches the controller can add groups, replicas and long addresses."""
+
+    bytes_max: int = STATE_BYTES_MAX
+    _by_name: dict[str, int] = field(default_factory=dict)
+    _total: int = 0
+
+    def check(self, before: GroupState | None, after: GroupState, size: int) -> None:
+        """Check that a group may get this size, in bytes.
+
+        Raises:
+            RequestRefusedError: there are too many groups, or all groups together would be too large.
+        """
+        name = after.broker_name
+        if name not in self._by_name and len(self._by_name) >= GROUPS_MAX:
+            raise RequestRefusedError(Refusal.ID_REFUSED, f"there are {GROUPS_MAX} broker groups, the maximum")
+        if before is not None and before.replicas == after.replicas:
+            return  # an election, or a change of the sync state set
+        growth = size - self._by_name.get(name, 0)
+        if growth > 0 and self._total + growth > self.bytes_max:
+            raise RequestRefusedError(
+                Refusal.ID_REFUSED,
+                f"the broker groups take {self._total} of at most {self.bytes_max} bytes: remove unused ones "
+                "(cleanBrokerMetadata)",
+            )
+
+    def note(self, broker_name: str, size: int) -> int:
+        """Note the size of a group, 0 if it is not stored; return its size before."""
+        before = self._by_name.pop(broker_name, 0)
+        self._total += size - before
+        if size:
+            self._by_name[broker_name] = size
+        return before
 
 
 class GroupStore(Protocol):
@@ -43,6 +83,7 @@ class GroupStore(Protocol):
 
         Raises:
             StoreConflictError: the group has another revision.
+            RequestRefusedError: there are too many groups, or they are too large.
             FileWriteError: the state could not be written; it is as it was.
             StoreUnavailableError: the state may be stored or not, now or later; `settle` decides it.
         """

@@ -1,9 +1,11 @@
 """The state of groups in a real file."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skyroute.controller.errors import DamagedStateError, RequestRefusedError, StoreConflictError
@@ -88,6 +90,35 @@ async def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
     assert (found.state, found.revision) == (GROUP, 1)
     await store.replace(GroupState("C", "a", 9), 1)
     assert (await reopened(store)).groups()["a"].state.next_id == 9
+
+
+async def test_all_groups_together_have_a_maximum_size(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    store = await opened(tmp_path / "state.json", disk)
+    await store.replace(GROUP, 0)
+    room = len(msgspec.json.encode(store.groups()["a"])) + 10
+    store._sizes.bytes_max = 2 * room
+    disk.fails = True
+    with pytest.raises(FileWriteError):
+        await store.replace(replace(GROUP, broker_name="b"), 0)  # takes no room: it is not stored
+    disk.fails = False
+    outcomes = await asyncio.gather(
+        *(store.replace(replace(GROUP, broker_name=name), 0) for name in "bcd"), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(None), RequestRefusedError, RequestRefusedError]
+    long_address = {1: Replica("h" * 100, "h:1;5")}
+    with pytest.raises(RequestRefusedError, match="at most"):
+        await store.replace(replace(GROUP, replicas=long_address), 1)
+    elected = replace(GROUP, master_epoch=2**31 - 1, sync_set_epoch=2**31 - 1, sync_set=frozenset(range(99)))
+    await store.replace(elected, 1)
+    store = await reopened(store)
+    store._sizes.bytes_max = room
+    with pytest.raises(RequestRefusedError, match="at most"):
+        await store.replace(replace(GROUP, broker_name="c"), 0)
+    await store.replace(replace(elected, replicas={}), 2)
+    await store.replace(replace(GROUP, broker_name="b", replicas={}), 1)
+    assert {name: stored.state.replicas for name, stored in store.groups().items()} == {"a": {}, "b": {}}
+    await store.close()
 
 
 async def test_a_cancelled_change_is_still_written(tmp_path: Path) -> None:

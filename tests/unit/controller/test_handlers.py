@@ -1,7 +1,8 @@
 """Handlers of a controller that does not lead."""
 
+import asyncio
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from skyroute.controller.file_store import FileStore
 from skyroute.controller.groups import Groups
 from skyroute.controller.handlers import RESPONSE_CODES, ControllerHandlers
 from skyroute.controller.heartbeats import Heartbeats
+from skyroute.controller.leadership import SoleController
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.wire.calls.controller import encode_replica_query
+from skyroute.wire.calls.controller import encode_replica_query, encode_sync_state_query
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
@@ -46,6 +48,13 @@ def handlers(tmp_path: Path) -> ControllerHandlers:
 def test_every_refusal_has_its_own_code() -> None:
     assert set(RESPONSE_CODES) == set(Refusal)
     assert len(set(RESPONSE_CODES.values())) == len(Refusal)
+
+
+async def test_a_query_for_few_groups_does_not_wait_for_long_ones(handlers: ControllerHandlers) -> None:
+    leading = replace(handlers, leadership=SoleController("g", "n0", "10.0.0.1:9878"))
+    async with leading.lane, asyncio.timeout(5.0):
+        response = await leading.get_sync_states(encode_sync_state_query(["a"]), Peer(1, "10.0.0.9:1"))
+    assert response.body == b'{"replicasInfoTable":{}}'
 
 
 async def test_a_follower_names_the_leader_and_decides_nothing(handlers: ControllerHandlers) -> None:

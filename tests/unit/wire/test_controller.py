@@ -1,5 +1,7 @@
 """Calls of a controller: headers and bodies as Apache's brokers and tools read and write them."""
 
+import tracemalloc
+
 import pytest
 
 from skyroute.remoting.stepwise import run_through
@@ -86,6 +88,17 @@ def test_requests_read_as_they_were_written() -> None:
     for broker_id in (2, None):
         beat = ReplicaHeartbeat("C", "a", broker_id, "10.0.0.2:10911", 3, 1 << 40, 5, 9, 10.0)
         assert decode_replica_heartbeat(encode_replica_heartbeat(beat)) == beat
+
+
+def test_a_list_of_a_million_ids_is_refused_without_a_text_for_each() -> None:
+    request = Request(1011, {"brokerName": "a", "brokerControllerIdsToClean": "1;" * 1_000_000})
+    tracemalloc.start()
+    try:
+        with pytest.raises(FieldError, match="not a list of ids"):
+            decode_cleanup(request)
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_requests_have_apaches_bytes() -> None:

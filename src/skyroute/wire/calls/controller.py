@@ -301,7 +301,7 @@ def decode_cleanup(request: Request) -> Cleanup:
 
 
 def _parse_ids(text: str) -> frozenset[int]:
-    parts = text.removesuffix(";").split(";")
+    parts = text.removesuffix(";").split(";", MEMBERS_MAX)  # the last part has the rest, if there are more
     if len(parts) > MEMBERS_MAX or not all(part.isascii() and part.isdigit() and len(part) < 19 for part in parts):
         raise FieldError(f"brokerControllerIdsToClean is not a list of ids: {text[:40]!r} (expected 1;2;3)")
     return frozenset(map(int, parts))
