@@ -65,6 +65,28 @@ async def test_a_closed_connection_moves_the_master_at_once(controller: RunningC
             assert (await returned.change_set([1], 1, 2)).code == 2002
 
 
+async def test_a_stranger_with_the_masters_id_neither_replaces_it_nor_keeps_it(controller: RunningController) -> None:
+    async with pair_in_sync(controller) as (first, second):
+        async with connection_to(controller.address) as line:
+            stranger = FakeReplica(line, first.listener)
+            stranger.id = 1
+            for offset in (901, 902):
+                await stranger.beat(epoch=9, offset=offset)
+                assert (await line.call(1005)).code == 0  # the heartbeat was read
+                await first.beat(offset=offset - 600)
+                await eventually(lambda: controller.offset(1) == offset - 600)  # noqa: B023 - awaited in the loop
+            await line.close()
+            await eventually(lambda: controller.connections() == 2)
+            assert controller.master() == 1
+        async with connection_to(controller.address) as line:
+            stranger = FakeReplica(line, first.listener)
+            stranger.id = 1
+            await stranger.beat(epoch=9)
+            assert (await line.call(1005)).code == 0
+            await first.line.close()
+            assert (await second.listener.receive()).fields["masterBrokerId"] == "2"
+
+
 async def test_changes_are_stored_while_names_of_brokers_are_resolved(controller: RunningController) -> None:
     """Resolving blocks the threads of the loop, for a time that the owner of the name chooses."""
     free = threading.Event()

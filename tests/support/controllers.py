@@ -11,6 +11,7 @@ from typing import Any
 from skyroute.controller.config import ControllerConfig
 from skyroute.controller.failover import Failover
 from skyroute.controller.server import ControllerServer, Record
+from skyroute.controller.store import GroupStore
 from tests.support.clock import ManualClock
 from tests.support.connections import AsyncConnection, ListeningBroker, connection_to, listening_broker
 from tests.support.raw import Command, Request
@@ -44,13 +45,20 @@ class RunningController:
         found = self.server.heartbeats.live("C", "a", self.clock.monotonic()).progress.get(broker_id)
         return None if found is None else found.max_offset
 
+    def connections(self) -> int:
+        """Number of open connections."""
+        assert self.server._server is not None
+        return self.server._server.connection_count
+
     def master(self) -> int | None:
         group = self.server.groups.find("a")
         return None if group is None else group.master
 
 
 @asynccontextmanager
-async def running(folder: Path, record: Record | None = None, **settings: Any) -> AsyncIterator[RunningController]:
+async def running(
+    folder: Path, record: Record | None = None, *, store: GroupStore | None = None, **settings: Any
+) -> AsyncIterator[RunningController]:
     values: dict[str, Any] = {
         "listen_port": 0,
         "bind_address": "127.0.0.1",
@@ -58,7 +66,7 @@ async def running(folder: Path, record: Record | None = None, **settings: Any) -
         "store_path": str(folder),
     }
     clock = ManualClock()
-    server = ControllerServer(ControllerConfig(**(values | settings)), clock=clock, record=record)
+    server = ControllerServer(ControllerConfig(**(values | settings)), clock=clock, record=record, store=store)
     await server.start()
     try:
         yield RunningController(server, clock)

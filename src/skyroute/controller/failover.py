@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from skyroute.clock import Clock
@@ -38,8 +39,8 @@ class Failover:
     leadership: Leadership
     config: ControllerConfig
     clock: Clock
-    spawn: Callable[[str, Cause], None]
-    """Runs `replace_master` for a broker name in the background."""
+    spawn: Callable[[str, Cause, int | None], None]
+    """Runs `replace_master` in the background."""
     _stalls: StallDetector = field(init=False)
     _ran_at: float = field(init=False)
 
@@ -81,7 +82,7 @@ class Failover:
             return
         for name, stored in list(self.groups.all().items()):
             if needs_election(stored.state, self.live(stored.state)):
-                self.spawn(name, Cause.MASTER_DEAD)
+                self.spawn(name, Cause.MASTER_DEAD, None)
 
     def _replace_dead(self, keys: Iterable[ReplicaKey], cause: Cause) -> None:
         reason = "connection closed" if cause is Cause.MASTER_DISCONNECTED else "no heartbeat in time"
@@ -89,14 +90,18 @@ class Failover:
             log.info("broker not alive broker=%s id=%d reason=%s", key.broker_name, key.broker_id, reason)
             group = self.groups.find(key.broker_name)
             if self.leadership.is_leader and group is not None and needs_election(group, self.live(group)):
-                self.spawn(key.broker_name, cause)
+                self.spawn(key.broker_name, cause, key.broker_id)
 
-    async def replace_master(self, broker_name: str, cause: Cause) -> None:
-        """Elect a new master for a group if it still needs one; log an error if that fails."""
+    async def replace_master(self, broker_name: str, cause: Cause, dead_id: int | None) -> None:
+        """Elect a new master for a group if it still needs one; log an error if that fails.
+
+        A broker that was just found dead does not count as back: a heartbeat that follows at once may be a stranger's.
+        """
         tries_max = self.config.election_tries_max
         for tries in range(1, tries_max + 1):
             try:
-                await self.groups.change(broker_name, lambda group: self._elect(group, broker_name, cause))
+                without = dead_id if tries == 1 else None
+                await self.groups.change(broker_name, partial(self._elect, broker_name, cause, without))
             except RequestRefusedError as error:
                 log.warning("election refused broker=%s reason=%s", broker_name, error)
                 return
@@ -105,11 +110,16 @@ class Failover:
             else:
                 return
 
-    def _elect(self, group: GroupState | None, broker_name: str, cause: Cause) -> Outcome[Election | None]:
-        if group is None or not needs_election(group, self.live(group)):
+    def _elect(
+        self, broker_name: str, cause: Cause, dead_id: int | None, group: GroupState | None
+    ) -> Outcome[Election | None]:
+        if group is None:
+            return Outcome(group, None)
+        alive = self.live(group).without(dead_id)
+        if not needs_election(group, alive):
             return Outcome(group, None)  # the broker is back, or another request elected a master
         outcome = elect(
-            *(group, broker_name, None, self.live(group)),
+            *(group, broker_name, None, alive),
             allow_unclean=self.config.unclean_election_enabled,
             cause=cause,
         )

@@ -2,6 +2,9 @@
 
 A broker is alive from its heartbeat until its connection closes or a scan finds that its time is over. Nothing else
 makes it dead: after a stall of this process, heartbeats wait unread, and the scan is postponed.
+
+Heartbeats of one id may come over two connections. If the first one falls silent, the broker has reconnected. If both
+go on, the second sender may be a stranger: its heartbeats do not count, and its end does not make the broker dead.
 """
 
 from collections import defaultdict
@@ -36,7 +39,13 @@ class ReplicaKey(NamedTuple):
 class _Lease:
     holder: int
     expires_at: float
+    yields_at: float
+    """When another connection may take over from a silent holder."""
     progress: Progress
+    heir: "_Lease | None" = None
+    """Lease of another connection, with a heartbeat after the last one of the holder; it replaces a closed holder."""
+    is_disputed: bool = False
+    """Whether the holder went on beside another sender: there is no heir any more."""
 
 
 class Heartbeats:
@@ -88,18 +97,20 @@ class Heartbeats:
         A broker is not registered if this controller cannot tell: only the leader knows.
         """
         timeout_s = min(timeout_s, TIMEOUT_S_MAX) if timeout_s > 0 else TIMEOUT_S
+        new = _Lease(holder, now + timeout_s, now + timeout_s / 2, progress)
         lease = self._groups.get(key[:2], {}).get(key.broker_id)
         if lease is None:
             may_add = is_registered or len(self._keys_of.get(holder, ())) < UNKNOWN_A_CONNECTION
-            is_noted = may_add and self._add(key, _Lease(holder, now + timeout_s, progress))
+            is_noted = may_add and self._add(key, new)
             self._has_ignored |= not is_noted
             return is_noted
-        if lease.holder != holder:
-            self._unlink(key, lease.holder)
-            self._keys_of[holder].add(key)
-            lease.holder = holder
-        lease.expires_at = now + timeout_s
-        lease.progress = progress
+        if lease.holder == holder:
+            new.is_disputed = lease.is_disputed or lease.heir is not None
+            self._replace(key, lease, new)
+        elif now >= lease.yields_at:
+            self._replace(key, lease, new)
+        elif not lease.is_disputed:
+            self._set_heir(key, lease, new)
         return True
 
     def is_at_another(self, key: ReplicaKey, holder: int) -> bool:
@@ -110,7 +121,7 @@ class Heartbeats:
     def presume(self, key: ReplicaKey, *, holder: int, now: float) -> None:
         """Take a broker as alive that was just elected and has not sent a heartbeat yet."""
         if key.broker_id not in self._groups.get(key[:2], {}):
-            self._add(key, _Lease(holder, now + TIMEOUT_S, Progress()))
+            self._add(key, _Lease(holder, now + TIMEOUT_S, now + TIMEOUT_S / 2, Progress()))
 
     def _add(self, key: ReplicaKey, lease: _Lease) -> bool:
         if self._count >= BROKERS_MAX:
@@ -121,11 +132,18 @@ class Heartbeats:
         return True
 
     def drop_holder(self, holder: int) -> tuple[ReplicaKey, ...]:
-        """Remove the brokers of a closed connection, and return them."""
-        keys = tuple(sorted(self._keys_of.get(holder, ())))
-        for key in keys:
-            self._remove(key)
-        return keys
+        """Remove the brokers of a closed connection, and return them. One that has reconnected stays."""
+        removed = []
+        for key in sorted(self._keys_of.get(holder, ())):
+            lease = self._groups[key[:2]][key.broker_id]
+            if lease.holder != holder:
+                self._set_heir(key, lease, None)
+            elif lease.heir is not None:
+                self._replace(key, lease, lease.heir)
+            else:
+                self._remove(key)
+                removed.append(key)
+        return tuple(removed)
 
     def expire(self, now: float) -> tuple[ReplicaKey, ...]:
         """Remove the brokers whose time is over, and return them."""
@@ -144,8 +162,23 @@ class Heartbeats:
             for broker_id, lease in leases.items():
                 yield ReplicaKey(cluster, broker_name, broker_id), lease
 
+    def _replace(self, key: ReplicaKey, lease: _Lease, new: _Lease) -> None:
+        self._set_heir(key, lease, None)
+        if new.holder != lease.holder:
+            self._unlink(key, lease.holder)
+            self._keys_of[new.holder].add(key)
+        self._groups[key[:2]][key.broker_id] = new
+
+    def _set_heir(self, key: ReplicaKey, lease: _Lease, heir: _Lease | None) -> None:
+        if lease.heir is not None:
+            self._unlink(key, lease.heir.holder)
+        if heir is not None:
+            self._keys_of[heir.holder].add(key)
+        lease.heir = heir
+
     def _remove(self, key: ReplicaKey) -> None:
         lease = self._groups[key[:2]].pop(key.broker_id)
+        self._set_heir(key, lease, None)
         self._unlink(key, lease.holder)
         self._forget_if_empty(key)
         self._count -= 1

@@ -227,11 +227,11 @@ class ControllerServer:
         if self.failover is not None:
             self.failover.on_disconnect(connection)
 
-    def _elect(self, broker_name: str, cause: Cause) -> None:
+    def _elect(self, broker_name: str, cause: Cause, dead_id: int | None) -> None:
         """Start an election, unless one of this group is under way."""
         if broker_name in self._elections or self.failover is None:
             return
-        task = asyncio.get_running_loop().create_task(self.failover.replace_master(broker_name, cause))
+        task = asyncio.get_running_loop().create_task(self.failover.replace_master(broker_name, cause, dead_id))
         self._elections[broker_name] = task
         task.add_done_callback(lambda _: self._elections.pop(broker_name, None))
 

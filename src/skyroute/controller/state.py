@@ -82,6 +82,11 @@ class LiveReplicas:
         """Return whether a replica is known to be dead. A replica that may not have reported yet is not."""
         return self.is_settled and broker_id not in self.progress
 
+    def without(self, broker_id: int | None) -> "LiveReplicas":
+        """Return the others."""
+        others = {each: progress for each, progress in self.progress.items() if each != broker_id}
+        return LiveReplicas(others, self.is_settled)
+
     def among(self, broker_ids: Set[int]) -> frozenset[int]:
         """Return those ids that are alive."""
         return frozenset(broker_ids & self.progress.keys())

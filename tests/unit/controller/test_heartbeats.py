@@ -32,6 +32,44 @@ def test_a_closed_connection_kills_its_brokers_at_once() -> None:
     assert 2 in beats.live("C", "a", 1.0)
 
 
+def test_a_stranger_with_the_id_of_a_broker_neither_kills_it_nor_keeps_it_alive() -> None:
+    beats = Heartbeats(now=0.0)
+    for now in (0.0, 1.0, 2.0):
+        beats.beat(ONE, Progress(1, 5), holder=7, now=now)
+        beats.beat(ONE, Progress(9, 9), holder=66, now=now + 0.5, timeout_s=0.001)
+    assert beats.live("C", "a", 2.5).progress == {1: Progress(1, 5)}
+    assert beats.expire(2.6) == ()
+    assert beats.drop_holder(66) == ()
+    beats.beat(ONE, Progress(9, 9), holder=67, now=2.7)
+    assert beats.drop_holder(7) == (ONE,)
+    assert not beats._groups
+    assert not beats._keys_of
+
+
+def test_a_broker_that_has_reconnected_is_alive_on_its_new_connection() -> None:
+    beats = Heartbeats(now=0.0)
+    beats.beat(ONE, Progress(1, 5), holder=7, now=0.0)
+    beats.beat(ONE, Progress(1, 6), holder=8, now=1.0)
+    beats.beat(ONE, Progress(1, 6), holder=9, now=1.1)
+    assert beats.drop_holder(8) == ()
+    assert beats.drop_holder(7) == ()
+    assert beats.live("C", "a", 1.1).progress == {1: Progress(1, 6)}
+    assert beats.drop_holder(9) == (ONE,)
+    assert not beats._keys_of
+
+
+def test_a_new_connection_takes_over_from_one_that_is_silent_for_half_its_time() -> None:
+    beats = Heartbeats(now=0.0)
+    beats.beat(ONE, Progress(1, 5), holder=7, now=0.0)
+    beats.beat(ONE, Progress(1, 6), holder=8, now=4.9)
+    assert beats.live("C", "a", 4.9).progress == {1: Progress(1, 5)}
+    beats.beat(ONE, Progress(1, 7), holder=8, now=5.0)
+    assert beats.live("C", "a", 5.0).progress == {1: Progress(1, 7)}
+    assert beats.drop_holder(7) == ()
+    assert beats.expire(14.9) == ()
+    assert beats.drop_holder(8) == (ONE,)
+
+
 def test_the_last_heartbeat_counts_also_after_a_truncation() -> None:
     beats = Heartbeats(now=0.0)
     beats.beat(ONE, Progress(2, 900), holder=7, now=0.0)
