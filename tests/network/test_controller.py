@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from skyroute.controller.events import Cause, MasterElected
+from skyroute.controller.file_store import FileStore
 from skyroute.controller.notify import Notifier
 from skyroute.controller.state import GroupState, Replica
 from tests.support.connections import connection_to, listening_broker
 from tests.support.controllers import GROUP, FakeReplica, RunningController, is_alive, pair_in_sync, replica, running
+from tests.support.disks import BlockingDisk
 from tests.support.waiting import eventually
 
 
@@ -85,6 +87,20 @@ async def test_a_stranger_with_the_masters_id_neither_replaces_it_nor_keeps_it(c
             assert (await line.call(1005)).code == 0
             await first.line.close()
             assert (await second.listener.receive()).fields["masterBrokerId"] == "2"
+
+
+async def test_the_connection_for_a_notice_opens_while_the_election_is_stored(tmp_path: Path) -> None:
+    disk = BlockingDisk()
+    store = FileStore(tmp_path / "state.json", disk)
+    async with running(tmp_path, store=store) as here, pair_in_sync(here) as (first, second):
+        disk.block()
+        try:
+            await first.line.close()
+            await eventually(lambda: second.listener.connections == 1)
+            assert (second.listener.is_drained, here.master()) == (True, 1)
+        finally:
+            disk.unblock()
+        assert (await second.listener.receive()).fields["masterBrokerId"] == "2"
 
 
 async def test_changes_are_stored_while_names_of_brokers_are_resolved(controller: RunningController) -> None:

@@ -171,6 +171,11 @@ class ListeningBroker:
         self._writers: set[asyncio.StreamWriter] = set()
 
     @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return len(self._writers)
+
+    @property
     def is_drained(self) -> bool:
         """Whether every received request was taken."""
         return self._received.empty()

@@ -9,7 +9,7 @@ from typing import Final
 from skyroute.controller.events import GroupEvent, MasterElected
 from skyroute.controller.rules import master_of, sync_state
 from skyroute.controller.state import GroupState
-from skyroute.remoting.client import connect
+from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RemotingError
 from skyroute.remoting.signing import Signer
 from skyroute.wire.calls.controller import MasterFields, SyncStateFields, encode_role_change
@@ -33,6 +33,9 @@ Apache's brokers stay with that for as long as it lives.
 RETRY_S: Final = 0.5
 """Pause between them."""
 
+PREPARED_S: Final = 5.0
+"""How long a connection waits for the notice it was opened for."""
+
 
 class Notifier:
     """Sends the newest notice to each broker over a connection of its own. A slow broker delays no other one."""
@@ -43,6 +46,25 @@ class Notifier:
         self._signer = signer
         self._sending: dict[str, asyncio.Task[None]] = {}
         """The task that sends the newest notice, by address."""
+        self._prepared: dict[str, asyncio.Task[Channel]] = {}
+        """Connections without a notice yet, by address."""
+
+    def prepare(self, addresses: Iterable[str]) -> None:
+        """Connect to brokers that are likely to get a notice, while their election is being stored."""
+        loop = asyncio.get_running_loop()
+        for address in addresses:
+            if address not in self._prepared and len(self._prepared) < BROKERS_MAX:
+                self._prepared[address] = task = loop.create_task(self._connect(address))
+                loop.call_later(PREPARED_S, self._drop, address, task)
+
+    def _drop(self, address: str, task: asyncio.Task[Channel]) -> None:
+        if self._prepared.get(address) is task:
+            del self._prepared[address]
+            task.add_done_callback(_close)
+            task.cancel()
+
+    async def _connect(self, address: str) -> Channel:
+        return await connect(address, tls=self._tls, timeout_s=self._connect_timeout_s, signer=self._signer)
 
     def put(self, events: Collection[GroupEvent], group: GroupState, living: Iterable[int]) -> None:
         """Notify the living replicas of a group if these changes gave it a new master."""
@@ -79,7 +101,7 @@ class Notifier:
         await asyncio.sleep(delay_s)
         for tries in range(1, TRIES + 1):
             try:
-                channel = await connect(address, tls=self._tls, timeout_s=self._connect_timeout_s, signer=self._signer)
+                channel = await (self._prepared.pop(address, None) or self._connect(address))
                 channel.send_oneway(notice)
                 channel.close()
             except RemotingError as error:
@@ -92,7 +114,14 @@ class Notifier:
 
     async def stop(self) -> None:
         """Send no more."""
+        for address, prepared in list(self._prepared.items()):
+            self._drop(address, prepared)
         tasks = list(self._sending.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _close(task: asyncio.Task[Channel]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()

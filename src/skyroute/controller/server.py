@@ -231,6 +231,10 @@ class ControllerServer:
         """Start an election, unless one of this group is under way."""
         if broker_name in self._elections or self.failover is None:
             return
+        group = self.groups.find(broker_name)
+        if group is not None and self.config.notifies_brokers and self._notifier is not None:
+            candidates = self.failover.live(group).without(dead_id).among(group.sync_set)
+            self._notifier.prepare(filter(None, map(group.address_of, candidates)))
         task = asyncio.get_running_loop().create_task(self.failover.replace_master(broker_name, cause, dead_id))
         self._elections[broker_name] = task
         task.add_done_callback(lambda _: self._elections.pop(broker_name, None))
