@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from skyroute import Credentials, Message
+from skyroute import Credentials, Message, SendStatus
 from skyroute.blocking import Producer, PullConsumer
 from skyroute.errors import SkyrouteError
 from tests.support.apache import ApacheBroker, PeerProcess, fetch_jars, free_port, java, properties
@@ -149,8 +149,10 @@ class Load(threading.Thread):
                 number += 1
                 body = b"message %d" % number
                 try:
-                    producer.send(Message("Failover", body))
+                    is_safe = producer.send(Message("Failover", body)).status is SendStatus.OK
                 except SkyrouteError:
+                    is_safe = False
+                if not is_safe:
                     self.ended.wait(0.02)
                 else:
                     self.acknowledged.append(body)

@@ -22,6 +22,7 @@ class CutProxy:
         self._whole = threading.Event()
         self._whole.set()
         self._over = False
+        self._refuses = False
         self._sockets: list[socket.socket] = []
         self._accepting = threading.Thread(target=self._accept, daemon=True)
 
@@ -38,16 +39,18 @@ class CutProxy:
         self._whole.set()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
         for each in (self._listening, *self._sockets):
             with contextlib.suppress(OSError):
                 each.close()
 
     def stand_in(self) -> None:
         """Name this proxy in place of its target in what the target sends. Both ports have as many digits."""
-        self._replaced = {f"{self._target[0]}:{self._target[1]}".encode(): self.address.encode()}
+        self._replaced[f"{self._target[0]}:{self._target[1]}".encode()] = self.address.encode()
 
-    def cut(self) -> None:
-        """Hold all bytes, of open connections and of new ones."""
+    def cut(self, *, refuse: bool = False) -> None:
+        """Hold all bytes, of open connections and of new ones. With `refuse`, new connections are closed."""
+        self._refuses = refuse
         self._whole.clear()
 
     def heal(self) -> None:
@@ -58,12 +61,20 @@ class CutProxy:
         while not self._over:
             try:
                 client, _ = self._listening.accept()
-                self._whole.wait()
-                server = socket.create_connection(self._target, timeout=10)
-                server.settimeout(None)
-            except OSError:  # closed, or the target does not listen
+            except OSError:  # closed
                 continue
-            self._sockets += [client, server]
+            self._sockets.append(client)
+            if self._refuses and not self._whole.is_set():
+                client.close()
+                continue
+            self._whole.wait()
+            try:
+                server = socket.create_connection(self._target, timeout=10)
+            except OSError:
+                client.close()
+                continue
+            self._sockets.append(server)
+            server.settimeout(None)
             threading.Thread(target=self._pump, args=(client, server, {}), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, self._replaced), daemon=True).start()
 
