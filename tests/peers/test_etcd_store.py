@@ -315,6 +315,59 @@ async def test_a_slow_etcd_has_a_clear_answer_and_no_half_change(member: EtcdMem
             await server.stop()
 
 
+async def test_a_lease_that_ends_during_a_write_leaves_one_state(member: EtcdMember, tmp_path: Path) -> None:
+    """The write of the old leader reaches etcd after the successor has changed the same group."""
+    prefix = f"/test/{uuid4().hex}"
+    with CutProxy(member.address) as proxy:
+        servers = [
+            ControllerServer(
+                ControllerConfig(
+                    listen_port=0,
+                    bind_address="127.0.0.1",
+                    settings_file=str(tmp_path / f"controller-{number}.properties"),
+                    store_path=str(tmp_path / str(number)),
+                    etcd_endpoints=endpoint,
+                    etcd_prefix=prefix,
+                    etcd_lease_s=2,
+                )
+            )
+            for number, endpoint in enumerate((proxy.address, member.address))
+        ]
+        old, new = servers
+        try:
+            await old.start()
+            await eventually(lambda: _leads(old))
+            await new.start()
+            async with connection_to(old.address) as to_old, connection_to(new.address) as to_new:
+                assert (
+                    await to_old.call(1013, GROUP | {"appliedBrokerId": "1", "registerCheckCode": "h:1;1"})
+                ).code == 0
+                proxy.cut()
+                late = asyncio.create_task(
+                    to_old.call(1013, GROUP | {"appliedBrokerId": "2", "registerCheckCode": "old:2;2"})
+                )
+                await eventually(lambda: _leads(new))
+                assert not _leads(old)
+                granted = await to_new.call(1013, GROUP | {"appliedBrokerId": "2", "registerCheckCode": "new:2;2"})
+                assert granted.code == 0
+                assert (await late).code in (1, 2007)
+                proxy.heal()
+                await eventually(lambda: _knows(old, new))
+                assert (await to_old.call(1004, {"brokerName": "a"})).code == 2007
+                stored = EtcdStore(EtcdClient([member.address]), f"{prefix}/{old.config.group}")
+                await stored.lead(0)
+                assert stored.find("a") == new.groups.all()["a"]
+                assert stored.groups()["a"].state.replicas[2].address == "new:2"
+                await stored.close()
+        finally:
+            for server in servers:
+                await server.stop()
+
+
+def _knows(server: ControllerServer, leader: ControllerServer) -> bool:
+    return server.failover is not None and server.failover.leadership.leader_address == leader.address
+
+
 def _leads(server: ControllerServer) -> bool:
     return server.failover is not None and server.failover.leadership.is_leader
 
