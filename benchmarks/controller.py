@@ -22,7 +22,7 @@ from typing import Final, Literal
 
 from benchmarks.figures import Figure, Target, table
 from benchmarks.machine import cpu_s, resident_mb
-from skyroute import Message
+from skyroute import Message, SendStatus
 from skyroute.blocking import Producer
 from skyroute.errors import SkyrouteError
 from tests.support.apache import ApacheBroker, PeerProcess, SkyrouteNameServer
@@ -38,6 +38,8 @@ KILLS: Final = 10
 GROUPS: Final = 1_000
 REPLICAS: Final = 3
 MASTERS_KILLED: Final = 100
+LISTEN_S: Final = 12.0
+"""Our controller listens for ten seconds before it replaces a master."""
 MEASURED_S: Final = 20.0
 PAUSE_RATIO_MAX: Final = 0.7
 CPU_PERCENT_MAX: Final = 25.0
@@ -53,21 +55,25 @@ def controller(side: Side, home: Path) -> PeerProcess:
 
 
 class Sends(threading.Thread):
-    """Sends one message after the other, and notes when each was begun and acknowledged."""
+    """Sends one message after the other while it is on, and notes when each was begun and acknowledged."""
 
     def __init__(self, name_server: str) -> None:
         super().__init__(daemon=True)
         self.acknowledged: list[tuple[float, float]] = []
+        self.on = threading.Event()
         self.over = threading.Event()
         self._name_server = name_server
 
     def run(self) -> None:
         with Producer("load", name_servers=self._name_server, retries=0) as producer:
             while not self.over.is_set():
+                self.on.wait()
                 began = time.monotonic()
                 try:
-                    producer.send(Message("Failover", b"x" * 100), timeout_s=1.0)
+                    is_safe = producer.send(Message("Failover", b"x" * 100), timeout_s=1.0).status is SendStatus.OK
                 except SkyrouteError:
+                    is_safe = False
+                if not is_safe:
                     self.over.wait(0.005)
                 else:
                     self.acknowledged.append((began, time.monotonic()))
@@ -96,8 +102,12 @@ class Pair:
         wait_until(lambda: self.group()[1] == [1, 2], "both brokers are in sync", timeout_s=JOIN_S)
 
     def kill_master(self) -> None:
-        """Measure the time from the death of the master to the first acknowledged send after it."""
+        """Measure the time from the death of the master to the first acknowledged send after it.
+
+        The other pairs rest meanwhile: their load would take the processor from brokers that change their role.
+        """
         self.until_in_sync()
+        self.sends.on.set()
         count = len(self.sends.acknowledged)
         wait_until(lambda: len(self.sends.acknowledged) > count + 50, "the load runs", timeout_s=JOIN_S)
         master = self.group()[0]
@@ -107,6 +117,7 @@ class Pair:
         killed = time.monotonic()
         wait_until(lambda: self.sends.first_after(killed), "a send is accepted", timeout_s=JOIN_S)
         self.pauses_s.append((self.sends.first_after(killed) or killed) - killed)
+        self.sends.on.clear()
         victim.start()
 
 
@@ -125,6 +136,7 @@ def pair(side: Side, kind: type[ApacheBroker], folder: Path) -> Iterator[Pair]:
         here.until_in_sync()
         sends.start()
         stack.callback(sends.join)
+        stack.callback(sends.on.set)
         stack.callback(sends.over.set)
         yield here
 
@@ -137,6 +149,7 @@ def measure_pauses(folder: Path, kills: int) -> list[Figure]:
     }
     with ExitStack() as stack:
         pairs = {name: stack.enter_context(pair(*kind, folder / name)) for name, kind in kinds.items()}
+        time.sleep(LISTEN_S)
         for number in range(kills):
             for name in kinds if number % 2 else reversed(kinds):
                 pairs[name].kill_master()
@@ -183,7 +196,7 @@ def measure_fleet(folder: Path) -> list[Figure]:
             fleet = Fleet(decides.address)
             try:
                 fleet.ask("join")
-                time.sleep(12.0)  # our controller listens for ten seconds before it replaces a master
+                time.sleep(LISTEN_S)
                 before = cpu_s(decides.pid)
                 time.sleep(MEASURED_S)
                 values["cpu"][side] = (cpu_s(decides.pid) - before) / MEASURED_S * 100
