@@ -141,7 +141,7 @@ def _read_identity(path: Path, fields: int) -> BrokerIdentity | None:
         return None
     except UnicodeDecodeError:
         parts = []
-    if len(parts) != fields or not parts[2].isascii() or not parts[2].isdigit():
+    if len(parts) != fields or not (parts[2].isascii() and parts[2].isdigit() and len(parts[2]) < 19):
         expected = "cluster#brokerName#id" + ("#checkCode" if fields > 3 else "")
         raise StoreDamagedError(f"{path} is damaged: expected {expected}. Restore it: a new id is a new replica")
     return BrokerIdentity(parts[0], parts[1], int(parts[2]), parts[3] if fields > 3 else "")

@@ -177,6 +177,7 @@ def test_a_damaged_identity_is_refused_and_a_damaged_application_is_repeated(tmp
     files = IdentityFiles(tmp_path / "brokerIdentity")
     (tmp_path / "brokerIdentity-temp").write_bytes(b"C#a#\xff")
     assert files.applied() is None
-    (tmp_path / "brokerIdentity").write_text("C#a#x")
-    with pytest.raises(StoreDamagedError, match="expected cluster#brokerName#id"):
-        files.granted()
+    for damaged in ("C#a#x", "", "C#a", "C#a#1#2", f"C#a#{'9' * 5000}"):
+        (tmp_path / "brokerIdentity").write_text(damaged)
+        with pytest.raises(StoreDamagedError, match="expected cluster#brokerName#id"):
+            files.granted()
