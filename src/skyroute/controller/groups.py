@@ -62,6 +62,18 @@ class Groups:
         if self._unsure.pop(broker_name, None) is outcome and stored is not None and stored.state == outcome.group:
             self._publish(outcome.events, stored.state)
 
+    def decide(self, broker_name: str, rule: Rule[A]) -> Outcome[A] | None:
+        """Return what a rule leads to if it changes nothing; None if `change` must store something.
+
+        Raises:
+            RequestRefusedError: the rule refuses.
+        """
+        if broker_name in self._unsure:
+            return None
+        before = self.find(broker_name)
+        outcome = rule(before)
+        return outcome if outcome.group is None or outcome.group == before else None
+
     async def change(self, broker_name: str, rule: Rule[A]) -> A:
         """Apply a rule to a group and store the new state before the answer is returned.
 

@@ -2,22 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from skyroute.clock import Clock
 from skyroute.controller import rules
 from skyroute.controller.config import ControllerConfig
 from skyroute.controller.errors import Refusal, RequestRefusedError
 from skyroute.controller.events import Cause
-from skyroute.controller.groups import Groups
+from skyroute.controller.groups import Groups, Rule
 from skyroute.controller.heartbeats import Heartbeats, ReplicaKey
 from skyroute.controller.leadership import Leadership
-from skyroute.controller.rules import Election, MasterInfo, Outcome, SyncState
+from skyroute.controller.rules import Election, GroupView, MasterInfo, Outcome, SyncState
 from skyroute.controller.state import GroupState, LiveReplicas, Progress
-from skyroute.remoting.dispatch import Handler, Peer
+from skyroute.remoting.dispatch import Answer, Handler, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.settings.updates import update_settings
 from skyroute.wire.calls.controller import (
@@ -49,6 +50,8 @@ from skyroute.wire.command import Request, Response
 
 log = logging.getLogger(__name__)
 
+A = TypeVar("A")
+
 RESPONSE_CODES: Final = {
     Refusal.STALE_MASTER_EPOCH: ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH,
     Refusal.STALE_SYNC_SET_EPOCH: ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
@@ -72,14 +75,20 @@ def _by_leader(handle: "_LeaderHandler") -> "_LeaderHandler":
     """Make a handler refuse unless this controller leads, and answer a refusal of the rules with its code."""
 
     @wraps(handle)
-    async def handle_if_leading(self: "ControllerHandlers", request: Request, peer: Peer) -> Response:
-        try:
+    def handle_if_leading(self: "ControllerHandlers", request: Request, peer: Peer) -> Answer:
+        with _refusals():
             self.require_leader()
-            return await handle(self, request, peer)
-        except RequestRefusedError as error:
-            raise RefusedError(RESPONSE_CODES[error.refusal], str(error)) from error
+            return handle(self, request, peer)
 
     return handle_if_leading
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except RequestRefusedError as error:
+        raise RefusedError(RESPONSE_CODES[error.refusal], str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,37 +155,47 @@ class ControllerHandlers:
         return _HEARD
 
     @_by_leader
-    async def get_next_id(self, request: Request, _peer: Peer) -> Response:
+    def get_next_id(self, request: Request, _peer: Peer) -> Answer:
         cluster, broker_name = decode_id_query(request)
         return encode_next_id(cluster, broker_name, rules.next_broker_id(self.groups.find(broker_name)))
 
     @_by_leader
-    async def grant_id(self, request: Request, _peer: Peer) -> Response:
+    def grant_id(self, request: Request, _peer: Peer) -> Answer:
         asked = decode_id_application(request)
-        await self.groups.change(
+        return self._decide(
             asked.broker_name,
             lambda group: rules.grant_id(group, asked.cluster, asked.broker_name, asked.broker_id, asked.check_code),
+            lambda _: encode_grant(asked.cluster, asked.broker_name),
         )
-        return encode_grant(asked.cluster, asked.broker_name)
 
     @_by_leader
-    async def register(self, request: Request, peer: Peer) -> Response:
+    def register(self, request: Request, peer: Peer) -> Answer:
         asked = decode_replica_registration(request)
         key = ReplicaKey(asked.cluster, asked.broker_name, asked.broker_id)
-        view = await self.groups.change(
+
+        def respond(view: GroupView) -> Response:
+            master = None if view.master is None else _master(view.master)
+            return encode_registered(asked.cluster, asked.broker_name, master, _sync(view.sync))
+
+        return self._decide(
             asked.broker_name,
             lambda group: rules.register(
                 *(group, asked.cluster, asked.broker_name, asked.broker_id, asked.address, self._live(group)),
                 is_at_another=self.heartbeats.is_at_another(key, peer.connection),
             ),
+            respond,
         )
-        master = None if view.master is None else _master(view.master)
-        return encode_registered(asked.cluster, asked.broker_name, master, _sync(view.sync))
 
     @_by_leader
-    async def elect(self, request: Request, peer: Peer) -> Response:
+    def elect(self, request: Request, peer: Peer) -> Answer:
         asked = decode_election_request(request)
-        election = await self.groups.change(asked.broker_name, lambda group: self._elect(group, asked))
+        return self._decide(
+            asked.broker_name,
+            lambda group: self._elect(group, asked),
+            lambda election: self._respond_elected(asked, election, peer),
+        )
+
+    def _respond_elected(self, asked: ElectionRequest, election: Election, peer: Peer) -> Response:
         if election.master is None:
             raise RequestRefusedError(Refusal.NO_MASTER, f"no replica of {asked.broker_name} can be master")
         if not election.is_new:
@@ -205,25 +224,34 @@ class ControllerHandlers:
         )
 
     @_by_leader
-    async def change_sync_set(self, request: Request, _peer: Peer) -> Response:
+    def change_sync_set(self, request: Request, _peer: Peer) -> Answer:
         asked = decode_sync_set_change(request)
-        sync = await self.groups.change(
+        return self._decide(
             asked.broker_name,
             lambda group: rules.change_sync_set(
                 *(group, asked.broker_name, asked.master, asked.master_epoch),
                 SyncState(asked.members, asked.sync_set_epoch),
                 self._live(group),
             ),
+            lambda sync: encode_sync_set_changed(_sync(sync)),
         )
-        return encode_sync_set_changed(_sync(sync))
 
     @_by_leader
-    async def get_replica_info(self, request: Request, _peer: Peer) -> Response:
+    def get_replica_info(self, request: Request, _peer: Peer) -> Answer:
         broker_name = decode_replica_query(request)
         view = rules.view(self.groups.find(broker_name), broker_name)
         assert view.master is not None
         master = MasterFields(view.master.broker_id, view.master.address, view.master.master_epoch)
         return encode_replica_info(master, _sync(view.sync))
+
+    def _decide(self, broker_name: str, rule: Rule[A], respond: Callable[[A], Response]) -> Answer:
+        """Respond at once if nothing is to be stored: a task for each would let one peer delay all others."""
+        outcome = self.groups.decide(broker_name, rule)
+        return self._change(broker_name, rule, respond) if outcome is None else respond(outcome.answer)
+
+    async def _change(self, broker_name: str, rule: Rule[A], respond: Callable[[A], Response]) -> Response:
+        with _refusals():
+            return respond(await self.groups.change(broker_name, rule))
 
     # Operators
 
@@ -234,7 +262,7 @@ class ControllerHandlers:
         )
 
     @_by_leader
-    async def get_sync_states(self, request: Request, _peer: Peer) -> Response:
+    def get_sync_states(self, request: Request, _peer: Peer) -> Answer:
         found = ((name, self.groups.find(name)) for name in decode_sync_state_query(request))
         steps = encode_sync_states(
             (name, _master(rules.master_of(group)), self._replicas(group))
@@ -243,13 +271,20 @@ class ControllerHandlers:
         )
         try:
             next(steps)
-            async with self.lane:  # a query of one step does not wait for long ones
-                while True:
-                    await asyncio.sleep(0)
-                    next(steps)
         except StopIteration as end:
             response: Response = end.value
             return response
+        return self._go_on(steps)
+
+    async def _go_on(self, steps: Generator[None, None, Response]) -> Response:
+        async with self.lane:
+            while True:
+                await asyncio.sleep(0)
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    response: Response = end.value
+                    return response
 
     def _replicas(self, group: GroupState) -> list[ReplicaFields]:
         return [
@@ -258,16 +293,20 @@ class ControllerHandlers:
         ]
 
     @_by_leader
-    async def remove_replicas(self, request: Request, peer: Peer) -> Response:
+    def remove_replicas(self, request: Request, peer: Peer) -> Answer:
         asked = decode_cleanup(request)
-        await self.groups.change(
+
+        def respond(_: None) -> Response:
+            log.info("replicas removed by operator peer=%s broker=%s", peer.address, asked.broker_name)
+            return Response()
+
+        return self._decide(
             asked.broker_name,
             lambda group: rules.remove_replicas(
                 group, asked.broker_name, asked.broker_ids, self._live(group), allow_living=asked.allow_living
             ),
+            respond,
         )
-        log.info("replicas removed by operator peer=%s broker=%s", peer.address, asked.broker_name)
-        return Response()
 
     def get_config(self, _request: Request, _peer: Peer) -> Response:
         return Response(body=self.config.render().encode())
@@ -282,7 +321,7 @@ class ControllerHandlers:
         return self.heartbeats.live(group.cluster, group.broker_name, self.clock.monotonic())
 
 
-_LeaderHandler = Callable[[ControllerHandlers, Request, Peer], Coroutine[Any, Any, Response]]
+_LeaderHandler = Callable[[ControllerHandlers, Request, Peer], Answer]
 
 
 def _master(master: MasterInfo) -> MasterFields:

@@ -1,6 +1,5 @@
 """Handlers of a controller that does not lead."""
 
-import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,16 @@ from skyroute.controller.heartbeats import Heartbeats
 from skyroute.controller.leadership import SoleController
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.wire.calls.controller import encode_replica_query, encode_sync_state_query
+from skyroute.wire.calls.controller import (
+    ElectionRequest,
+    IdApplication,
+    ReplicaRegistration,
+    encode_election_request,
+    encode_id_application,
+    encode_replica_query,
+    encode_replica_registration,
+    encode_sync_state_query,
+)
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
@@ -52,9 +60,24 @@ def test_every_refusal_has_its_own_code() -> None:
 
 async def test_a_query_for_few_groups_does_not_wait_for_long_ones(handlers: ControllerHandlers) -> None:
     leading = replace(handlers, leadership=SoleController("g", "n0", "10.0.0.1:9878"))
-    async with leading.lane, asyncio.timeout(5.0):
-        response = await leading.get_sync_states(encode_sync_state_query(["a"]), Peer(1, "10.0.0.9:1"))
+    async with leading.lane:
+        response = leading.get_sync_states(encode_sync_state_query(["a"]), Peer(1, "10.0.0.9:1"))
+    assert isinstance(response, Response)
     assert response.body == b'{"replicasInfoTable":{}}'
+
+
+async def test_requests_that_change_nothing_are_answered_without_a_task(handlers: ControllerHandlers) -> None:
+    leading, peer = replace(handlers, leadership=SoleController("g", "n0", "10.0.0.1:9878")), Peer(1, "10.0.0.9:1")
+    application = encode_id_application(IdApplication("C", "a", 1, "10.0.0.2:10911;5"))
+    granted = leading.grant_id(application, peer)
+    assert isinstance(granted, Awaitable)
+    assert (await granted).code == 0
+    assert isinstance(leading.grant_id(application, peer), Response)
+    registration = encode_replica_registration(ReplicaRegistration("C", "a", 1, "10.0.0.2:10911"), 5)
+    assert isinstance(leading.register(registration, peer), Response)
+    with pytest.raises(RefusedError, match="is not registered") as refused:
+        leading.elect(encode_election_request(ElectionRequest("C", "b", 1, designate=False), 5), peer)
+    assert refused.value.code == 2010
 
 
 async def test_a_follower_names_the_leader_and_decides_nothing(handlers: ControllerHandlers) -> None:
@@ -64,8 +87,6 @@ async def test_a_follower_names_the_leader_and_decides_nothing(handlers: Control
     assert isinstance(known, Response)
     assert known.fields is not None
     assert (known.fields["isLeader"], known.fields["controllerLeaderAddress"]) == ("false", "10.0.0.2:9878")
-    answer = by_code[RequestCode.CONTROLLER_GET_REPLICA_INFO](encode_replica_query("a"), peer)
-    assert isinstance(answer, Awaitable)
     with pytest.raises(RefusedError, match=r"10\.0\.0\.2:9878") as refused:
-        await answer
+        by_code[RequestCode.CONTROLLER_GET_REPLICA_INFO](encode_replica_query("a"), peer)
     assert refused.value.code == 2007
