@@ -475,3 +475,18 @@ class MembersAgainstAModel(RuleBasedStateMachine):
 
 MembersAgainstAModel.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestMembersAgainstAModel = MembersAgainstAModel.TestCase
+
+
+def test_the_next_producer_is_found_without_a_look_at_all_others() -> None:
+    clients = ConnectedClients()
+    for connection in range(100):
+        beat(clients, connection, a_beat(f"c{connection}", producers=["p"]))
+    seen: list[int] = []
+
+    def is_allowed(peer: Peer) -> bool:
+        seen.append(peer.connection)
+        return True
+
+    turns = [clients.next_producer("p", is_allowed) for _ in range(150)]
+    assert [peer.connection for peer in turns if peer is not None] == [*range(100), *range(50)]
+    assert len(seen) == 150

@@ -510,6 +510,51 @@ def test_many_ends_between_two_rounds_are_bounded_in_memory(room: Room, monkeypa
     assert not room.check()
 
 
+def test_open_transactions_are_read_in_steps_before_a_check(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_transactions, "INDEXED_A_STEP", 10)
+    for n in range(100):
+        room.begin(f"ID{n}")
+    checks = room.transactions.check(room.now_ms())
+    counts = [room.transactions.open_count for _ in checks]
+    assert counts[:9] == [10, 20, 30, 40, 50, 60, 70, 80, 90]
+    assert room.transactions.open_count == 100
+
+
+def test_transactions_that_begin_and_end_while_the_queue_is_read_are_checked_or_not(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_transactions, "INDEXED_A_STEP", 10)
+    halves = [room.begin(f"ID{n}") for n in range(40)]
+    room.clock.advance(31)
+    checks = room.transactions.check(room.now_ms())
+    assert next(checks) is None  # ten are read
+    for half in (halves[5], halves[15], halves[39]):
+        room.end(half, ROLLBACK)
+    room.begin("late", b"body", 31)
+    asked = {pending.check.message_id for pending in checks if pending is not None}
+    assert asked == {f"ID{n}" for n in range(40) if n not in (5, 15, 39)} | {"late"}
+
+
+def test_a_scan_of_transactions_that_are_not_due_is_made_in_steps(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SCANNED_A_STEP", 10)
+    for n in range(100):
+        room.begin(f"ID{n}")
+    room.check(after_s=0)
+    assert list(room.transactions.check(room.now_ms())) == [None] * 10
+
+
+def test_an_end_reads_one_step_of_the_queue_at_most(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_transactions, "ENDED_UNREAD_MAX", 10)
+    monkeypatch.setattr(open_transactions, "INDEXED_A_STEP", 5)
+    halves = [room.begin(f"ID{n}") for n in range(50)]
+    counts = []
+    for half in reversed(halves[20:]):
+        room.end(half, ROLLBACK)
+        counts.append(room.transactions.open_count)
+    assert counts[8:13] == [0, 0, 5, 10, 15]
+    assert len(room.check()) == 20
+
+
 # -------------------------------------------------------------------------------------------------------- the edges
 
 

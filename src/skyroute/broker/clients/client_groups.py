@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import msgspec
 
@@ -81,13 +82,13 @@ class ProducerGroup(ClientGroup):
 
     def next_peer(self, is_allowed: Callable[[Peer], bool] | None = None) -> Peer | None:
         """Return the producers with an open connection in turn; None if there are none that are allowed."""
-        peers = [member.peer for member in self.members if not member.peer.gone]
-        if is_allowed is not None:
-            peers = [peer for peer in peers if is_allowed(peer)]
-        if not peers:
-            return None
-        self._turn = (self._turn + 1) % len(peers)
-        return peers[self._turn]
+        members = self.members
+        start = self._turn % max(len(members), 1)
+        for turn, member in enumerate(chain(islice(members, start, None), islice(members, start)), start + 1):
+            if not member.peer.gone and (is_allowed is None or is_allowed(member.peer)):
+                self._turn = turn
+                return member.peer
+        return None
 
 
 class ConsumerGroup(ClientGroup):

@@ -1,6 +1,7 @@
 """The open half messages, derived from the half topic and the op topic.
 
-Half messages are indexed when the queue is read, before each check: most have ended by then, and cost nothing.
+Half messages are indexed when the queue is read, before each check: most have ended by then, and cost nothing. Many may
+be open, so the queue is read in steps.
 """
 
 import logging
@@ -21,7 +22,9 @@ log = logging.getLogger(__name__)
 OPEN_MAX: Final = 500_000
 """Open transactions; beyond it, a producer gets SYSTEM_BUSY."""
 ENDED_UNREAD_MAX: Final = 20_000
-"""Half messages that end before the queue is read up to them."""
+"""Half messages that end before the queue is read up to them. Beyond it, each further end reads a step of the queue."""
+INDEXED_A_STEP: Final = 200
+"""Half messages that are read in one step, which takes about 2 ms."""
 _READ_AT_ONCE: Final = 256
 _READ_BYTES_AT_ONCE: Final = 1 << 20
 
@@ -89,13 +92,18 @@ class OpenTransactions:
 
     # -------------------------------------------------------------------------------------------------------- reading
 
-    def read_on(self) -> None:
-        """Index the half messages that were stored since, and have not ended."""
-        end = self._store.max_offset(HALF_TOPIC, HALF_QUEUE_ID)
-        self._read_to = max(self._read_to, self._store.min_offset(HALF_TOPIC, HALF_QUEUE_ID))
-        self._index_halves(end, self._ended)
-        self._ended = {offset for offset in self._ended if offset >= end}
+    def read_on(self) -> bool:
+        """Index some half messages that were stored since, and have not ended; return whether there are more."""
+        low, end = self._bounds(HALF_TOPIC)
+        self._read_to = max(self._read_to, low)
+        stop = max(min(self._read_to + INDEXED_A_STEP, end), self._read_to)
+        self._unread = max(self._unread - (stop - self._read_to), 0)
+        self._index_halves(stop, self._ended)
+        self._ended = {offset for offset in self._ended if offset >= stop}
+        if stop < end:
+            return True
         self._unread = len(self._ended)
+        return False
 
     def _index_halves(self, end: int, ended: Container[int]) -> None:
         for offset in range(self._read_to, end):

@@ -38,8 +38,10 @@ GROUP: Final = "CID_RMQ_SYS_TRANS"
 """Consumer group whose offsets are the floors of the half topic and the op topic."""
 SPAN_MAX: Final = 100_000
 """Offsets by which a half message that is not due may lag; the next start reads all from there on."""
-HALVES_PER_TURN: Final = 50
-"""Half messages that are handled per turn of the loop."""
+HALVES_A_STEP: Final = 50
+"""Half messages that are checked, moved or given up in one step."""
+SCANNED_A_STEP: Final = 2_000
+"""Open half messages that are scanned in one step for those that are due."""
 CheckTopic = Callable[[str], None]
 """Raises RefusedError if the topic of a message is forbidden to the sender of a request."""
 _NOT_FOUND: Final = "Find prepared transaction message failed"
@@ -196,21 +198,31 @@ class Transactions:
     def check(self, now_ms: int) -> Iterator[PendingCheck | None]:
         """Give the checks that are due, and move their half messages to the end of the queue.
 
-        Gives None for a half message without a check, so that the caller can let other tasks run.
+        Gives None after each step, so that the caller can let other tasks run.
 
         Raises:
             StorageError: a write failed; the next call goes on from there.
         """
-        self._open.read_on()
-        limit = self._open.end
+        while self._open.read_on():
+            yield None
+        limit, handled = self._open.end, 0
         try:
-            for offset, known in list(self._open.halves.items()):
+            for scanned, (offset, known) in enumerate(list(self._open.halves.items()), 1):
+                if scanned % SCANNED_A_STEP == 0:
+                    yield None
                 if offset not in self._open.halves:
                     continue  # it has ended during this round
                 if self._is_due(known, now_ms - known.since_ms):
-                    yield self._check_half(offset, known, now_ms)
+                    pending = self._check_half(offset, known, now_ms)
+                    if pending is not None:
+                        yield pending
                 elif limit - offset > SPAN_MAX:
                     self._move_without_check(offset, known)
+                else:
+                    continue
+                handled += 1
+                if handled % HALVES_A_STEP == 0:
+                    self.write_op_messages()
                     yield None
         finally:
             self.write_op_messages()
@@ -327,11 +339,9 @@ class Transactions:
         """Send all checks that are due."""
         knew_topic = self._topics.get(HALF_GIVEN_UP_TOPIC) is not None
         sent = unsent = 0
-        for turn, pending in enumerate(self.check(self._appender.now_ms()), 1):
-            if turn % HALVES_PER_TURN == 0:
-                self.write_op_messages()
-                await asyncio.sleep(0)
+        for pending in self.check(self._appender.now_ms()):
             if pending is None:
+                await asyncio.sleep(0)
                 continue
             producer = self._clients.next_producer(pending.group, self._is_sender_of(pending.topic))
             if producer is None:
