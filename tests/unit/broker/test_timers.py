@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skyroute.broker.scheduling import timers as timers_module
 from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress
 from skyroute.broker.scheduling.timer_records import recall_key
 from skyroute.broker.scheduling.timer_slots import Slots
@@ -157,6 +158,38 @@ def test_a_late_mark_recalls_nothing_and_is_not_delivered(waiting: Waiting) -> N
     waiting.pass_ms(9_000)
     assert waiting.bodies() == [b"one"]
     assert waiting.bodies(queue_id=0) == []
+
+
+def test_many_recall_marks_are_read_in_steps_before_the_first_delivery(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timers_module, "MARKS_READ_MAX", 10)
+    due_ms = START_MS + 5_000
+    waiting.put(at(due_ms, b"one"))
+    waiting.put(at(due_ms, b"two"))
+    for number in range(95):
+        waiting.put(mark(due_ms - 999, f"unknown-{number}"))
+    waiting.put(mark(due_ms - 999, "one"))
+    while waiting.timers.step(START_MS) == START_MS:
+        pass  # the topic is read
+    waiting.time_ms += 5_000
+    for _ in range(10):
+        assert waiting.timers.step(waiting.time_ms) == waiting.time_ms
+        assert waiting.bodies() == []
+    waiting.deliver()
+    assert waiting.bodies() == [b"two"]
+
+
+def test_recall_marks_of_one_slot_are_bounded(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers_module, "MARKS_MAX", 3)
+    for number in range(3):
+        waiting.put(mark(START_MS + 5_000, f"id-{number}"))
+    while waiting.timers.step(START_MS) == START_MS:
+        pass
+    with pytest.raises(RefusedError, match="under flow control"):
+        waiting.put(mark(START_MS + 5_000, "id-3"))
+    waiting.put(mark(START_MS + 6_000, "id-3"))
+    waiting.put(at(START_MS + 5_000))
 
 
 def test_damaged_records_in_the_topic_do_not_stop_delivery(waiting: Waiting) -> None:

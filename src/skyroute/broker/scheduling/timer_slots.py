@@ -12,8 +12,10 @@ class Slot(msgspec.Struct):
     offsets: "array[int]"
     marks: "array[int] | None" = None
     """Offsets of recall marks, which recall messages of this slot."""
-    recalled: frozenset[str] | None = None
-    """Recall keys of the marks; None until they are read."""
+    marks_read: int = 0
+    """Number of `marks` whose keys are in `recalled`."""
+    recalled: set[str] = msgspec.field(default_factory=set)
+    """Recall keys of the marks."""
     done: int = 0
     """Number of `offsets` that are delivered."""
 
@@ -45,9 +47,14 @@ class Slots:
         return self._near_count + sum(self._far.values())
 
     def count(self, slot_ms: int) -> int:
-        """Return the number of messages in a slot."""
+        """Return the number of messages in a slot; beyond the horizon, with its recall marks."""
         slot = self._near.get(slot_ms)
         return self._far.get(slot_ms, 0) if slot is None else len(slot.offsets) - slot.done
+
+    def count_marks(self, slot_ms: int) -> int:
+        """Return the number of recall marks of a slot; 0 beyond the horizon."""
+        slot = self._near.get(slot_ms)
+        return 0 if slot is None else len(slot.marks or ())
 
     def add(self, slot_ms: int, offset: int, *, is_mark: bool = False) -> None:
         """Add a message, or a recall mark, to a slot."""
@@ -63,7 +70,6 @@ class Slots:
             if slot.marks is None:
                 slot.marks = array("q")
             slot.marks.append(offset)
-            slot.recalled = None
         else:
             slot.offsets.append(offset)
         self._near_count += 1
@@ -137,6 +143,7 @@ class Slots:
             if slot_ms >= start_ms:
                 slot.offsets = array("q", sorted(slot.offsets))
                 slot.marks = array("q", sorted(slot.marks)) if slot.marks else None
+                slot.marks_read = 0
 
 
 def _size(slot: Slot) -> int:

@@ -15,7 +15,9 @@ A store can move to Apache's broker and back without losing a message. Some mess
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 import msgspec
@@ -67,6 +69,10 @@ NEAR_MAX: Final = 1_000_000
 """Offsets in memory, at 8 bytes each; the topic is read again for messages that are due later."""
 SLOT_MAX: Final = 4_000_000
 """Messages of one slot. Their offsets are in memory before they are delivered."""
+MARKS_MAX: Final = 250_000
+"""Recall marks of one slot. Their keys are in memory while its messages are delivered."""
+MARKS_READ_MAX: Final = 200
+"""Recall marks that are read per turn of the loop."""
 READ_MAX: Final = 256
 READ_BYTES_MAX: Final = 1 << 20
 DELIVER_MAX: Final = 32
@@ -237,9 +243,10 @@ class Timers:
                 f"{self._delay_max_ms}ms; or if set del msg, the delay time should be bigger than the current time",
             )
         slot_ms = (wanted_ms - 1) // self._precision_ms * self._precision_ms
-        if self._slots.count(slot_ms) >= SLOT_MAX and not is_mark:
+        count, count_max = self._slots.count(slot_ms), SLOT_MAX + (MARKS_MAX if is_mark else 0)
+        if count >= count_max or (is_mark and self._slots.count_marks(slot_ms) >= MARKS_MAX):
             raise RefusedError(
-                ResponseCode.SYSTEM_ERROR, f"timer message is under flow control, {SLOT_MAX} wait for the same time"
+                ResponseCode.SYSTEM_ERROR, f"timer message is under flow control, {count} wait for the same time"
             )
         scheduled = redirect(draft, TIMER_TOPIC, 0, {TIMER_OUT_MS: str(slot_ms)})
         self._scheduled_at_ms = now_ms
@@ -347,8 +354,9 @@ class Timers:
     def _deliver_slot(self, slot_ms: int, slot: Slot, now_ms: int) -> int:
         if slot_ms > self._slot_ms:
             self._slot_ms, self._slot_offset = slot_ms, 0
-        if slot.recalled is None:
-            slot.recalled = frozenset(self._read_marks(slot))
+        if slot.marks is not None and slot.marks_read < len(slot.marks):
+            self._read_marks(slot, slot.marks)
+            return now_ms
         for offset in slot.offsets[slot.done : slot.done + DELIVER_MAX]:
             if not self._deliver(slot_ms, offset, slot.recalled, now_ms):
                 return self._deliveries.held_until_ms
@@ -361,13 +369,18 @@ class Timers:
             self._slots.remove_nearest()
         return now_ms
 
-    def _read_marks(self, slot: Slot) -> Iterator[str]:
-        """Give the keys of recalled messages. A mark recalls messages of its own topic only: it may be sent there."""
-        for message in filter(None, map(self._message_at, slot.marks or ())):
+    def _read_marks(self, slot: Slot, marks: "array[int]") -> None:
+        """Read the keys of some recalled messages. A mark recalls messages of its own topic only: it may be sent there.
+
+        All marks are read before the first message is delivered.
+        """
+        some = marks[slot.marks_read : slot.marks_read + MARKS_READ_MAX]
+        for message in filter(None, map(self._message_at, some)):
             key = find_property(message.raw_properties, TIMER_DELETE_UNIQUE_ID) or ""
             topic = find_property(message.raw_properties, REAL_TOPIC) or ""
             if key.startswith(recall_key(topic, "")):
-                yield key
+                slot.recalled.add(key)
+        slot.marks_read += len(some)
 
     def _message_at(self, offset: int) -> StoredMessage | None:
         """Return a message of the timer topic; None if it is expired."""
@@ -382,7 +395,7 @@ class Timers:
             log.warning("timer message cannot be read position=%d reason=%s", position, error)
             return None
 
-    def _deliver(self, slot_ms: int, offset: int, recalled: frozenset[str], now_ms: int) -> bool:
+    def _deliver(self, slot_ms: int, offset: int, recalled: AbstractSet[str], now_ms: int) -> bool:
         """Deliver or roll a message; also true if there is nothing to deliver."""
         message = self._message_at(offset)
         target = None if message is None else real_queue(message)
