@@ -292,6 +292,7 @@ def _for_tools(components: Components) -> dict[int, Handler]:
         components.topics,
         components.groups,
         components.identity,
+        components.step_runner,
         components.require,
     )
     return {

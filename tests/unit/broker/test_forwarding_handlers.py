@@ -1,7 +1,10 @@
 """Requests that a broker forwards to consumers."""
 
+import json
+
 import pytest
 
+from skyroute.broker.handlers import forwarding
 from skyroute.broker.handlers.forwarding import ForwardingHandlers
 from skyroute.message.message_id import encode_offset_id
 from skyroute.message.queue_ref import QueueRef
@@ -23,7 +26,7 @@ from tests.unit.broker.state import BROKER, HOST, State
 
 @pytest.fixture
 def on(state: State) -> ForwardingHandlers:
-    return ForwardingHandlers(state.clients, state.store, state.topics, state.groups, state.identity)
+    return ForwardingHandlers(state.clients, state.store, state.topics, state.groups, state.identity, state.step_runner)
 
 
 def join(state: State, connection: int, client_id: str, version: int = 479) -> RecordingLine:
@@ -125,3 +128,29 @@ async def test_the_offsets_of_all_members_are_returned(state: State, on: Forward
     assert (
         await state.ask(on.consumer_offsets, asked)
     ).remark == "No Any Consumer online in the consumer group: [nobody]"
+
+
+async def test_many_offsets_of_a_member_are_decoded_and_written_in_steps(state: State, on: ForwardingHandlers) -> None:
+    offsets = {QueueRef("T", BROKER, queue_id): queue_id for queue_id in range(20_000)}
+    join(state, 1, "c1").answer = Response(body=encode_consumer_offsets(offsets))
+    asked = Request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "g"})
+    answer = await state.ask(on.consumer_offsets, asked)
+    (table,) = json.loads(quote_object_keys(answer.body))["consumerTable"].values()
+    assert len(table) == 20_000
+    assert state.step_runner.steps >= 50
+
+
+async def test_members_cannot_fill_the_memory_with_their_offsets(
+    state: State, on: ForwardingHandlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarding, "OFFSETS_BYTES_MAX", 100)
+    asked = Request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "g"})
+    for connection in (1, 2):
+        line = join(state, connection, f"c{connection}")
+        line.answer = Response(body=encode_consumer_offsets({QueueRef("T", BROKER, 0): 7}))
+    answer = await state.ask(on.consumer_offsets, asked)
+    assert answer.remark == (
+        "the offsets of group g have more than 100 bytes: request those of one member (clientAddr)"
+    )
+    asked.fields["clientAddr"] = "c2"
+    assert (await state.ask(on.consumer_offsets, asked)).body.startswith(b'{"consumerTable":{"c2":')

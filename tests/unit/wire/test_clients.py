@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyroute.message.queue_ref import QueueRef
+from skyroute.remoting.stepwise import run_through
 from skyroute.wire.calls.clients import (
     GROUPS_MAX,
     TAGS_MAX,
@@ -247,7 +248,7 @@ READERS: list[Callable[[bytes], Any]] = [
     lambda body: decode_client_check(Request(46, body=body)),
     decode_running_consumer,
     decode_direct_outcome,
-    decode_consumer_offsets,
+    lambda body: run_through(decode_consumer_offsets(body)),
     lambda body: decode_offset_reset(Request(220, HEADERS["offset-reset"], body=body)),
 ]
 CAPTURED = [

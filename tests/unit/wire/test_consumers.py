@@ -3,6 +3,8 @@ import json
 import pytest
 
 from skyroute.message.queue_ref import QueueRef
+from skyroute.remoting.stepwise import run_through
+from skyroute.wire.calls import consumers
 from skyroute.wire.calls.clients import Subscription
 from skyroute.wire.calls.consumers import (
     ConsumePace,
@@ -174,8 +176,20 @@ def test_a_request_for_a_consumers_offsets_has_javas_fields() -> None:
 
 
 def test_a_consumers_offsets_are_decoded_from_java_and_from_us() -> None:
-    assert decode_consumer_offsets(golden_line("client/consumer-offsets.txt")) == {QUEUE: 12}
-    assert decode_consumer_offsets(encode_consumer_offsets({QUEUE: 12})) == {QUEUE: 12}
+    for body in (golden_line("client/consumer-offsets.txt"), encode_consumer_offsets({QUEUE: 12})):
+        assert run_through(decode_consumer_offsets(body)) == {QUEUE: 12}
+
+
+def test_offsets_of_too_many_queues_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumers, "COLONS_MAX", 4 * 3 + 1)
+    body = encode_consumer_offsets({QueueRef("T", "b", number): 1 for number in range(3)})
+    assert len(run_through(decode_consumer_offsets(body))) == 3
+    for longer in (
+        encode_consumer_offsets({QueueRef("T", "b", number): 1 for number in range(4)}),
+        b'{"messageQueueTable":{' + b",".join(b'"%d":1' % number for number in range(14)) + b"}}",
+    ):
+        with pytest.raises(BodyError, match="more than"):
+            run_through(decode_consumer_offsets(longer))
 
 
 def test_line_breaks_that_go_leaves_as_they_are() -> None:

@@ -11,12 +11,12 @@ from skyroute.wire.calls.query import (
     decode_key_query,
     decode_units_query,
     decode_view,
-    encode_group_offsets,
     encode_key_matches,
     encode_key_query,
     encode_units,
     encode_units_query,
     encode_view,
+    group_offsets_parts,
 )
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request
@@ -107,5 +107,6 @@ def test_queue_entries_are_encoded_with_javas_names() -> None:
 
 
 def test_offsets_of_a_group_are_written_by_client() -> None:
-    body = encode_group_offsets({"c1": {QueueRef("T", "b", 0): 7}, "c2": {}}).body
-    assert body == b'{"consumerTable":{"c1":{{"brokerName":"b","queueId":0,"topic":"T"}:7},"c2":{}}}'
+    offsets = {"c1": {QueueRef("T", "b", 0): 7}, "c2": {}}
+    body = "".join(group_offsets_parts(offsets.items()))
+    assert body == '{"consumerTable":{"c1":{{"brokerName":"b","queueId":0,"topic":"T"}:7},"c2":{}}}'

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,16 +10,17 @@ from skyroute.access.resources import Action
 from skyroute.broker.clients.client_groups import GroupMember
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.handlers.access_checks import RequireTopic, require_message
+from skyroute.broker.handlers.stepwise_responses import join_parts, write_response
 from skyroute.broker.identity import Identity
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.topics import Topics
-from skyroute.errors import SkyrouteError
 from skyroute.message.errors import MessageIdError
 from skyroute.message.message_id import decode_offset_id
 from skyroute.message.queue_ref import QueueRef
-from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import CallTimeoutError, RefusedError, RemotingError
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.wire.calls.consumers import (
     OffsetsQuery,
     decode_consumer_offsets,
@@ -28,9 +30,10 @@ from skyroute.wire.calls.consumers import (
     encode_offsets_query,
 )
 from skyroute.wire.calls.groups import release_name
-from skyroute.wire.calls.query import encode_group_offsets
+from skyroute.wire.calls.query import group_offsets_parts
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.errors import BodyError
 from skyroute.wire.signature import ACCESS_FIELDS
 
 CALL_TIMEOUT_S: Final = 10.0
@@ -38,6 +41,8 @@ OFFSETS_TIMEOUT_S: Final = 5.0
 """Time limits of a forwarded request, as in Apache's brokers: the timeouts of tools fit them."""
 CONCURRENT_CALLS_MAX: Final = 200
 """Maximum number of members of a group that are called at the same time."""
+OFFSETS_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Maximum size of the offsets of all members together. Tools refuse frames above 16 MiB."""
 _V3_0_7_SNAPSHOT: Final = 28
 _V3_1_8_SNAPSHOT: Final = 62
 
@@ -51,6 +56,7 @@ class ForwardingHandlers:
     topics: Topics
     groups: Groups
     identity: Identity
+    step_runner: StepRunner
     require: RequireTopic | None = None
 
     def running_info(self, request: Request, _peer: Peer) -> Answer:
@@ -109,7 +115,11 @@ class ForwardingHandlers:
                 )
         # The field is called an address; tools send a client id.
         members = [member for member in consumers.members if query.client_address in (None, member.client_id)]
-        return _gather_offsets(members, OffsetsQuery(query.topic, query.group))
+        return OrderedResponse(self._offsets_of(members, OffsetsQuery(query.topic, query.group)))
+
+    async def _offsets_of(self, members: list[GroupMember], query: OffsetsQuery) -> Response:
+        bodies = await _gather_offsets(members, query)
+        return await self.step_runner.run(_write_offsets(bodies))
 
 
 def _without_keys(fields: Mapping[str, str]) -> dict[str, str]:
@@ -131,18 +141,38 @@ async def _call(member: GroupMember, group: str, request: Request) -> Response:
     return Response(response.code, response.remark, response.fields, response.body)
 
 
-async def _gather_offsets(members: list[GroupMember], query: OffsetsQuery) -> Response:
-    """Request the offsets of all members; members that do not respond correctly are left out."""
-    found: dict[str, dict[QueueRef, int]] = {}
+async def _gather_offsets(members: list[GroupMember], query: OffsetsQuery) -> dict[str, bytes]:
+    """Request the offsets of all members; return the bodies by client id, without members that do not respond.
+
+    Raises:
+        RefusedError: they are too long.
+    """
+    bodies: dict[str, bytes] = {}
+    size = 0
 
     async def call(member: GroupMember) -> None:
-        try:
+        nonlocal size
+        with suppress(RemotingError):
             response = await member.peer.call(encode_offsets_query(query), OFFSETS_TIMEOUT_S)
-            if response.code == ResponseCode.SUCCESS and response.body:
-                found[member.client_id] = decode_consumer_offsets(response.body)
-        except SkyrouteError:
-            return
+            size += len(response.body)
+            if response.code == ResponseCode.SUCCESS and size <= OFFSETS_BYTES_MAX:
+                bodies[member.client_id] = response.body
 
     for start in range(0, len(members), CONCURRENT_CALLS_MAX):
         await asyncio.gather(*map(call, members[start : start + CONCURRENT_CALLS_MAX]))
-    return encode_group_offsets(found)
+        if size > OFFSETS_BYTES_MAX:
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the offsets of group {query.group} have more than {OFFSETS_BYTES_MAX} bytes: request those of one "
+                "member (clientAddr)",
+            )
+    return bodies
+
+
+def _write_offsets(bodies: Mapping[str, bytes]) -> Steps:
+    """Decode and write the offsets of members; those whose offsets are invalid are left out."""
+    found: dict[str, dict[QueueRef, int]] = {}
+    for client_id, body in bodies.items():
+        with suppress(BodyError):
+            found[client_id] = yield from decode_consumer_offsets(body)
+    return (yield from write_response(join_parts(group_offsets_parts(found.items()))))

@@ -1,29 +1,40 @@
 """Requests to a running consumer: its state, direct consumption, offset reset, progress."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from skyroute.message.queue_ref import QueueRef
+from skyroute.wire import fastjson
 from skyroute.wire.calls.clients import Subscription, SubscriptionBody, read_word, subscription_members, write_body
-from skyroute.wire.calls.topics import read_body
+from skyroute.wire.calls.topics import LENIENT_BYTES_MAX, read_body
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int64, Request
 from skyroute.wire.errors import BodyError
+from skyroute.wire.fastjson import JsonError
 from skyroute.wire.fields import optional_int, optional_name, required_name, truth
 from skyroute.wire.queue_maps import (
+    KEYS_A_STEP,
     QueueBody,
     by_queue,
     decode_with_queue_keys,
     encode_queue_map,
+    quote_in_steps,
     write_legacy,
     write_queue_map,
 )
 
 _INT64_MAX: Final = (1 << 63) - 1
+
+OFFSETS_MAX: Final = 100_000
+"""Maximum number of queues in a consumer's offsets: those of one topic."""
+
+COLONS_MAX: Final = 4 * OFFSETS_MAX + 1
+"""Colons in a body with so many queues. They are counted first, since the JSON is parsed in one step."""
 
 
 class HeldQueue(
@@ -384,10 +395,22 @@ def encode_consumer_offsets(offsets: Mapping[QueueRef, int]) -> bytes:
     return encode_queue_map("messageQueueTable", offsets)
 
 
-def decode_consumer_offsets(body: bytes) -> dict[QueueRef, int]:
-    """Decode a consumer's offsets.
+def decode_consumer_offsets(body: bytes) -> Generator[None, None, dict[QueueRef, int]]:
+    """Decode a consumer's offsets, in steps: a broker decodes those of many consumers.
 
     Raises:
-        BodyError: it is invalid.
+        BodyError: it is invalid, or has too many queues.
     """
-    return by_queue(decode_with_queue_keys(body, _StatusBody).message_queue_table)
+    if body.count(b":") > COLONS_MAX:
+        raise BodyError(f"a consumer's offsets have more than {OFFSETS_MAX} queues")
+    try:
+        quoted = yield from quote_in_steps(body)
+        decoded: _StatusBody = fastjson.decode(quoted, _StatusBody, LENIENT_BYTES_MAX)
+    except JsonError as error:
+        raise BodyError(f"not a consumer's offsets: {error}") from None
+    entries = iter((decoded.message_queue_table or {}).items())
+    offsets: dict[QueueRef, int] = {}
+    while part := dict(islice(entries, KEYS_A_STEP)):
+        yield
+        offsets |= by_queue(part)
+    return offsets

@@ -1,6 +1,6 @@
 """Queries for single messages: by key, by unique id, by log position or in a queue."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -10,7 +10,7 @@ from skyroute.wire.calls.clients import Subscription, subscription_members, writ
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.fields import optional_int, optional_name, required_int, required_name, required_text, truth
-from skyroute.wire.queue_maps import write_legacy, write_queue_map
+from skyroute.wire.queue_maps import queue_members, separated, write_legacy
 
 FOREVER_MS: Final = (1 << 63) - 1
 UNIQUE_QUERY_MAX: Final = 32
@@ -188,7 +188,11 @@ def encode_units(
 # ----------------------------------------------------------------------------------------- where consumers have got
 
 
-def encode_group_offsets(offsets: Mapping[str, Mapping[QueueRef, int]]) -> Response:
-    """Encode the offsets of a group's members, by client id."""
-    members = (f"{write_legacy(client_id)}:{write_queue_map(table)}" for client_id, table in offsets.items())
-    return Response(body=f'{{"consumerTable":{{{",".join(members)}}}}}'.encode("utf-8", "replace"))
+def group_offsets_parts(offsets: Iterable[tuple[str, Mapping[QueueRef, int]]]) -> Iterator[str]:
+    """Encode the offsets of a group's members by client id, one part per queue."""
+    yield '{"consumerTable":{'
+    for number, (client_id, table) in enumerate(offsets):
+        yield f"{',' if number else ''}{write_legacy(client_id)}:{{"
+        yield from separated(f"{write_legacy(queue_members(queue))}:{offset}" for queue, offset in table.items())
+        yield "}"
+    yield "}}"
