@@ -1,11 +1,14 @@
 """Responses about large tables are written in steps, each over a bounded number of entries."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from skyroute.broker.handlers import stepwise_responses
+from skyroute.broker.handlers import topics as topics_module
 from skyroute.broker.handlers.stepwise_responses import STEP_PARTS, ResponseCache, join_parts, write_body
 from skyroute.broker.tables import table_format
 from skyroute.broker.tables.consumer_offsets import OFFSETS_A_STEP
@@ -15,10 +18,12 @@ from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire import fastjson
-from skyroute.wire.calls.groups import GroupConfig, RequestMode, decode_consume_stats, decode_reset_offsets
+from skyroute.wire.calls.groups import GroupConfig, PopProgress, RequestMode, decode_consume_stats, decode_reset_offsets
 from skyroute.wire.calls.topics import TopicConfig, decode_topic_page, decode_topic_stats
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.queue_maps import quote_object_keys
+from tests.unit.broker.clients import a_beat, a_consumer
 from tests.unit.broker.state import State
 
 WIDE = 20 * STEP_PARTS
@@ -90,6 +95,69 @@ async def test_the_status_of_a_small_topic_is_written_in_one_step(state: State) 
     answer = state.on_topics.status(Request(fields={"topic": "Small"}), state.peer)
     assert isinstance(answer, Response)
     assert len(decode_topic_stats(answer.body).queues) == 8
+
+
+def with_many_topics(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepwise_responses, "STEP_PARTS", 10)
+    state.groups.put(GroupConfig("g"))
+    for number in range(1_000):
+        state.topics.put(TopicConfig(f"T{number}", 1, 1))
+        state.offsets.commit("g", f"T{number}", 0, 1)
+
+
+async def test_topics_without_order_are_passed_over_in_steps(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_many_topics(state, monkeypatch)
+    for name in ("T5", "T500"):
+        state.topics.put(TopicConfig(name, 1, 1, ordered=True))
+    response = await state.ask(state.on_consume_status.broker_status, Request(317, {"isOrder": "true"}))
+    listed = json.loads(quote_object_keys(response.body))["consumeStatsList"]
+    (topics,) = [group["g"] for group in listed if "g" in group]
+    assert [json.loads(key)["topic"] for topic in topics for key in topic["offsetTable"]] == ["T5", "T500"]
+    assert state.step_runner.steps >= 4
+
+
+async def test_topics_without_popped_messages_are_passed_over_in_steps(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_many_topics(state, monkeypatch)
+    calls = [0]
+
+    def pop_progress(_group: str, topic: str) -> PopProgress | None:
+        calls[-1] += 1
+        return PopProgress(7, 0) if topic in ("T5", "T500") else None
+
+    state.step_runner.on_step = lambda: calls.append(0)
+    on = replace(state.on_consume_status, pop_progress=pop_progress)
+    response = await state.ask(on.group_status, Request(208, {"consumerGroup": "g"}))
+    assert sum(calls) == 1_000
+    assert max(calls) <= 300
+    assert response.body.count(b'"inFlight":7') == 2
+
+
+async def test_groups_that_do_not_read_a_topic_are_passed_over_in_steps(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stepwise_responses, "STEP_PARTS", 10)
+    for number in range(1_000):
+        state.groups.put(GroupConfig(f"g{number}"))
+        state.clients.beat(state.peer, a_beat("c", a_consumer(f"g{number}", "T")), "JAVA", 479, 0.0)
+    response = await state.ask(state.on_topics.consuming_groups, Request(300, {"topic": "other"}))
+    assert response.body == b'{"groupList":[]}'
+    assert state.step_runner.steps >= 4
+
+
+async def test_retry_topics_of_a_deleted_topic_are_looked_for_in_steps(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics_module, "STEP_PARTS", 10)
+    state.topics.put(TopicConfig("T"))
+    for number in range(200):
+        state.offsets.commit(f"g{number}", "T", 0, 1)
+    state.topics.put(TopicConfig("%RETRY%g150_T"))
+    state.offsets.commit("g150", "%RETRY%g150_T", 0, 1)
+    assert (await state.ask(state.on_topics.delete, Request(215, {"topic": "T"}))).code == ResponseCode.SUCCESS
+    assert "%RETRY%g150_T" not in state.topics.all()
+    assert state.step_runner.steps >= 20
 
 
 async def test_a_response_written_in_steps_is_complete(wide: State) -> None:

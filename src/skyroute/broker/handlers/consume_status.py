@@ -70,7 +70,7 @@ class ConsumeStatusHandlers:
     def group_status(self, request: Request, _peer: Peer) -> Answer:
         """Return a group's offsets and lag; each queue has its state at the time it is read."""
         query = decode_consume_stats_query(request)
-        pops = ((topic, found) for topic in self._topics_of(query) if (found := self.pop_progress(query.group, topic)))
+        pops = ((topic, self.pop_progress(query.group, topic)) for topic in self._topics_of(query))
         parts = consume_stats_parts(self._group_status(query), pops)
         return self.step_runner.answer(write_response(join_parts(parts)))
 
@@ -91,10 +91,12 @@ class ConsumeStatusHandlers:
         groups = ((group, self._ordered_or_all(group, only_ordered=only_ordered)) for group in list(self.groups.all()))
         return self.step_runner.answer(write_response(join_parts(broker_progress_parts(self.identity.address, groups))))
 
-    def _ordered_or_all(self, group: str, *, only_ordered: bool) -> Iterator[TopicProgress]:
+    def _ordered_or_all(self, group: str, *, only_ordered: bool) -> Iterator[TopicProgress | None]:
         for topic in self._subscribed(group, self.offsets.topics_of(group)):
             if (config := self.topics.get(topic)) is not None and (config.ordered or not only_ordered):
                 yield self._progress(group, topic, config.write_queues)
+            else:
+                yield None
 
     def _subscribed(self, group: str, topics: Iterable[str]) -> Collection[str]:
         """Return those of the topics that a group subscribes to; all if it has no members."""

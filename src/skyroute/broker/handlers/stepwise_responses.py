@@ -24,6 +24,9 @@ STEP_BYTES: Final = 16 * 1024
 STEP_PARTS: Final = 500
 """Parts of a response, such as queues, written in one step: about 5 ms."""
 
+STEP_PIECES: Final = 20
+"""Pieces of a response written in one step. Their parts may all be empty, if most of a table is left out."""
+
 
 Pieces = Sequence[bytes]
 """A body in one or more pieces."""
@@ -54,7 +57,7 @@ def join_parts(parts: Iterable[str]) -> Iterator[bytes]:
 
 
 def write_body(pieces: Iterable[bytes]) -> Generator[None, None, Pieces]:
-    """Write a body in steps; return it in pieces of about `STEP_BYTES`.
+    """Write a body in steps; return it in pieces of about `STEP_BYTES`, or of `STEP_PIECES`.
 
     Raises:
         RefusedError: the body is longer than `RESPONSE_BYTES_MAX`.
@@ -65,8 +68,9 @@ def write_body(pieces: Iterable[bytes]) -> Generator[None, None, Pieces]:
     for piece in pieces:
         step.append(piece)
         step_bytes += len(piece)
-        if step_bytes >= STEP_BYTES:
-            body.append(b"".join(step))
+        if step_bytes >= STEP_BYTES or len(step) >= STEP_PIECES:
+            if step_bytes:
+                body.append(b"".join(step))
             size += step_bytes
             step, step_bytes = [], 0
             if size > RESPONSE_BYTES_MAX:

@@ -176,43 +176,46 @@ class TopicHandlers:
         self._check_not_system(topic)
         if self.topics.get(topic) is None:
             _check_name(topic)
-        names = [topic, *self._pop_retry_topics(topic)]
-        for name in names:
-            if self.topics.delete(name):
-                log.info("topic deleted topic=%s peer=%s", name, peer.address)
-            self.mappings.delete(name)
-            self.stats.forget_topic(name)
-        deleting = ExitStack()  # entered now: no topic may be created again before its queues are removed
-        for name in names:
-            deleting.enter_context(self.topics.deleting(name))
-        return OrderedResponse(self._delete(names, deleting))
+        deleting = ExitStack()
+        self._begin_to_delete(topic, deleting, peer)
+        return OrderedResponse(self._delete(topic, deleting, peer))
 
-    async def _delete(self, names: Collection[str], deleting: ExitStack) -> Response:
+    def _begin_to_delete(self, topic: str, deleting: ExitStack, peer: Peer) -> None:
+        """Delete a topic from the tables. It cannot be created again before its queues are removed."""
+        if self.topics.delete(topic):
+            log.info("topic deleted topic=%s peer=%s", topic, peer.address)
+        self.mappings.delete(topic)
+        self.stats.forget_topic(topic)
+        deleting.enter_context(self.topics.deleting(topic))
+
+    async def _delete(self, topic: str, deleting: ExitStack, peer: Peer) -> Response:
         with deleting:
-            await self.step_runner.run(self._remove(names))
+            await self.step_runner.run(self._remove(topic, deleting, peer))
         tables = (self.topics, self.offsets, self.mappings)
         await asyncio.gather(*(table.table_file.save() for table in tables))
         return Response()
 
-    def _remove(self, names: Collection[str]) -> Generator[None, None, None]:
+    def _remove(self, topic: str, deleting: ExitStack, peer: Peer) -> Generator[None, None, None]:
+        names = [topic]
+        for name in self._pop_retry_topics(topic) if self.config.delete_retry_topics else ():
+            if name is not None:
+                self._begin_to_delete(name, deleting, peer)
+                names.append(name)
+            yield
         for name in names:
             yield from self.offsets.delete_topic(name)
             yield from self.store.remove_topic(name)
 
-    def _pop_retry_topics(self, topic: str) -> list[str]:
-        if not self.config.delete_retry_topics:
-            return []
-        names = [
-            (group, pop_retry_topic(group, topic, version=version))
-            for group in self.offsets.groups_of(topic)
-            for version in (1, 2)
-        ]
-        # The name may also be that of the retry topic of another group, `a_b` for group `a` and topic `b`.
-        return [
-            name
-            for group, name in names
-            if self.topics.get(name) is not None and set(self.offsets.groups_of(name)) <= {group}
-        ]
+    def _pop_retry_topics(self, topic: str) -> Iterator[str | None]:
+        """Yield the names of the POP retry topics of a topic, and None after every `STEP_PARTS` groups."""
+        for number, group in enumerate(self.offsets.groups_of(topic), 1):
+            if number % STEP_PARTS == 0:
+                yield None
+            for version in (1, 2):
+                name = pop_retry_topic(group, topic, version=version)
+                # It may also be the retry topic of another group, `a_b` for group `a` and topic `b`.
+                if self.topics.get(name) is not None and set(self.offsets.groups_of(name)) <= {group}:
+                    yield name
 
     # ---------------------------------------------------------------------------------------------------------- listing
 

@@ -53,8 +53,13 @@ class TopicProgress(NamedTuple):
     tps: float
 
 
-def consume_stats_parts(topics: Iterable[TopicProgress], pops: Iterable[tuple[str, PopProgress]] = ()) -> Iterator[str]:
-    """Encode a group's progress, one part per queue; Apache's tools ignore popped messages by topic."""
+def consume_stats_parts(
+    topics: Iterable[TopicProgress], pops: Iterable[tuple[str, PopProgress | None]] = ()
+) -> Iterator[str]:
+    """Encode a group's progress, one part per queue; Apache's tools ignore popped messages by topic.
+
+    `pops` has None for a topic without popped messages.
+    """
     tps = 0.0
 
     def entries() -> Iterator[str]:
@@ -69,6 +74,9 @@ def consume_stats_parts(topics: Iterable[TopicProgress], pops: Iterable[tuple[st
     yield f'}},"consumeTps":{tps!r}'
     separator = ',"popTable":{'
     for name, progress in pops:
+        if progress is None:
+            yield ""
+            continue
         yield f"{separator}{write_legacy(name)}:{write_struct(progress)}"
         separator = ","
     yield "}}" if separator == "," else "}"
@@ -85,8 +93,8 @@ def decode_broker_progress_query(request: Request) -> bool:
     return truth(request.fields, "isOrder")
 
 
-def broker_progress_parts(address: str, groups: Iterable[tuple[str, Iterable[TopicProgress]]]) -> Iterator[str]:
-    """Encode the progress of all groups of a broker, one part per queue."""
+def broker_progress_parts(address: str, groups: Iterable[tuple[str, Iterable[TopicProgress | None]]]) -> Iterator[str]:
+    """Encode the progress of all groups of a broker, one part per queue; None for a topic that is left out."""
     lag = inflight = 0
 
     def counted(queues: Iterable[tuple[int, QueueProgress]]) -> Iterator[tuple[int, QueueProgress]]:
@@ -99,10 +107,15 @@ def broker_progress_parts(address: str, groups: Iterable[tuple[str, Iterable[Top
     yield f'{{"brokerAddr":{write_legacy(address)},"consumeStatsList":['
     for number, (group, topics) in enumerate(groups):
         yield f"{',' if number else ''}{{{write_legacy(group)}:["
-        for place, topic in enumerate(topics):
-            yield f'{"," if place else ""}{{"consumeTps":{topic.tps!r},"offsetTable":{{'
+        separator = ""
+        for topic in topics:
+            if topic is None:
+                yield ""
+                continue
+            yield f'{separator}{{"consumeTps":{topic.tps!r},"offsetTable":{{'
             yield from separated(_progress_entries(topic._replace(queues=counted(topic.queues))))
             yield "}}"
+            separator = ","
         yield "]}"
     yield f'],"totalDiff":{lag},"totalInflightDiff":{inflight}}}'
 
