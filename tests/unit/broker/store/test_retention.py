@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, QueueLedger
 from skyroute.broker.store.queues.queue_read import ReadStatus
+from skyroute.files.disk import Disk
 from skyroute.files.errors import DiskFullError
-from tests.support.disks import NOW_MS, bodies, draft, read_all, small_store
+from tests.support.disks import NOW_MS, NoSyncDisk, bodies, draft, read_all, small_store
 
 HOUR_MS = 3_600_000
 
@@ -128,7 +130,28 @@ def test_a_deleted_topic_starts_again_at_offset_0(store: MessageStore) -> None:
     assert store.read_queue("T", 0, 0, 1, 1).status is ReadStatus.QUEUE_EMPTY
     assert store.append(draft("T", 0, b"first"), NOW_MS).queue_offset == 0
     assert bodies(store) == [b"first"]
-    store.delete_topic("never there")
+
+
+def test_deleting_topics_without_messages_adds_nothing_to_the_ledger(tmp_path: Path) -> None:
+    class CountingDisk(NoSyncDisk):
+        syncs = 0
+
+        def sync(self, descriptor: int) -> None:
+            self.syncs += 1
+
+    disk = CountingDisk()
+    store = small_store(tmp_path, disk)
+    store.append(draft("T"), NOW_MS)
+    store.dispatch()
+    before, disk.syncs = (tmp_path / LEDGER_NAME).read_bytes(), 0
+    for number in range(1_000):
+        store.delete_topic(f"never there {number}")
+    assert (tmp_path / LEDGER_NAME).read_bytes() == before
+    assert not disk.syncs
+    store.delete_topic("T")
+    known = QueueLedger(tmp_path / LEDGER_NAME, Disk()).read()
+    assert known is not None
+    assert known.deleted.keys() == {"T"}
 
 
 @pytest.mark.parametrize("written", [True, False])
