@@ -268,10 +268,8 @@ class Dispatcher:
         """Add the files of queues, ledger and index that may not be on disk, and how far they have come."""
         index_files = self._index_writer.unflushed_files()
         for segment in self._unflushed:
-            flush.add_path(segment.path)
-            if segment.is_new:
-                for folder in list(segment.path.parents)[:4]:  # the queue, the topic, all queues, the store
-                    flush.add_folder(folder)
+            # A new file's own name, and those of the queue, the topic, and the folder of all queues.
+            flush.add_path(segment.path, new_names=4 if segment.is_new else 0)
         for file in index_files:
             flush.add(file.descriptor, file.path)
             if file.is_new:

@@ -24,6 +24,7 @@ class Flush:
         self._files = ExitStack()
         self._descriptors: list[int] = []
         self._paths: list[Path] = []
+        self._new_paths: list[tuple[Path, int]] = []
         self._folders: dict[Path, None] = {}
         self.log_end = log_end
         """Once the flush is done, the log is on disk up to here."""
@@ -51,9 +52,14 @@ class Flush:
             self._files.callback(os.close, copy)
             self._descriptors.append(copy)
 
-    def add_path(self, path: Path) -> None:
-        """Add a file by path: there may be more of these than can be open at once. It may be removed meanwhile."""
+    def add_path(self, path: Path, *, new_names: int = 0) -> None:
+        """Add a file by path: there may be more of these than can be open at once. It may be removed meanwhile.
+
+        `new_names` is the number of names, its own and of the folders around it, that may not be on disk.
+        """
         self._paths.append(path)
+        if new_names:
+            self._new_paths.append((path, new_names))
 
     def add_folder(self, folder: Path) -> None:
         """Add the names in a folder."""
@@ -86,6 +92,9 @@ class Flush:
                 self._disk.sync(descriptor)
             for path in self._paths:
                 _retry(self._disk.sync_path, path)
+            # Here, not in the thread of the store: there may be 10,000 new queues, and each takes 10 us.
+            for path, names in self._new_paths:
+                self._folders.update(dict.fromkeys(list(path.parents)[:names]))
             for folder in self._folders:
                 _retry(self._disk.sync_folder, folder)
 

@@ -13,6 +13,7 @@ from skyroute.broker.store.files.segment import OPEN_MAX, OPEN_MIN, OpenSegments
 from skyroute.broker.store.flush import Flush
 from skyroute.files.disk import Disk
 from skyroute.files.errors import FileReadError, FileWriteError, NoDescriptorError
+from tests.support.disks import NOW_MS, NoSyncDisk, draft, small_store
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,27 @@ def test_a_flush_without_free_descriptors_waits_for_one(tmp_path: Path) -> None:
         timer.join()
     assert synced == [path.name, tmp_path.name]
     os.close(descriptor)
+
+
+def test_a_flush_syncs_the_new_names_around_a_new_queue(tmp_path: Path) -> None:
+    folders: list[Path] = []
+
+    class Watched(NoSyncDisk):
+        def sync_folder(self, folder: Path) -> None:
+            folders.append(folder)
+
+    store = small_store(tmp_path, Watched())
+    store.flush()
+    folders.clear()
+    store.append(draft("T", 3), NOW_MS)
+    store.flush()
+    queues = tmp_path / "consumequeue"
+    assert {queues / "T" / "3", queues / "T", queues, tmp_path} <= set(folders)
+    folders.clear()
+    store.append(draft("T", 3), NOW_MS)
+    store.flush()
+    assert queues / "T" / "3" not in folders
+    store.close()
 
 
 def test_the_error_of_an_unreadable_segment_has_its_path(tmp_path: Path) -> None:
