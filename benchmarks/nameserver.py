@@ -437,7 +437,10 @@ def _compare_at_size(bench: Bench, topics: int) -> None:
             return Taken((reads.per_s, a_cpu_s, each), words, bystanders.share)
 
         targets = (FEW_CLIENTS.rate,) if topics in SIZES[:3] else ()
-        quantities = [Quantity(READ.format(topics), "a second", targets), Quantity(READ_A_CPU_S.format(topics), "routes")]
+        quantities = [
+            Quantity(READ.format(topics), "a second", targets),
+            Quantity(READ_A_CPU_S.format(topics), "routes"),
+        ]
         if topics == SIZES[-1]:
             quantities.append(Quantity("  resident memory for each topic", "bytes"))
         bench.compare("8", measure, *quantities)
