@@ -4,12 +4,19 @@ import json
 import pytest
 
 from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls.assignment import (
+    AssignmentQuestion,
+    QueueAssignment,
+    decode_assignment_query,
+    decode_assignments,
+    encode_assignment_query,
+    encode_assignments,
+)
 from skyroute.wire.calls.clients import MessageModel
 from skyroute.wire.calls.pop import (
     ACK_BITS_MAX,
     ACKS_MAX,
     Ack,
-    AssignmentQuestion,
     BatchAck,
     InvisibleTimeChange,
     Notification,
@@ -17,13 +24,10 @@ from skyroute.wire.calls.pop import (
     PoppedBatch,
     PopQuestion,
     PopStatus,
-    QueueAssignment,
     QueueQuestion,
     Receipt,
     RetryFlag,
     decode_ack,
-    decode_assignment_query,
-    decode_assignments,
     decode_batch_ack,
     decode_change,
     decode_changed,
@@ -36,8 +40,6 @@ from skyroute.wire.calls.pop import (
     decode_pop_answer,
     decode_receipt,
     encode_ack,
-    encode_assignment_query,
-    encode_assignments,
     encode_batch_ack,
     encode_change,
     encode_changed,

@@ -14,15 +14,15 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.message.queue_shares import average_positions, circle_positions, ranked
 from skyroute.remoting.dispatch import Peer
 from skyroute.routing.topology import Permission, TopicRoute
-from skyroute.wire.calls.clients import MessageModel
-from skyroute.wire.calls.groups import RequestMode
-from skyroute.wire.calls.pop import (
+from skyroute.wire.calls.assignment import (
     POP_MODE,
     QueueAssignment,
     assignment_pieces,
     decode_assignment_query,
     encode_assignments,
 )
+from skyroute.wire.calls.clients import MessageModel
+from skyroute.wire.calls.groups import RequestMode
 from skyroute.wire.command import Request, Response
 
 Share = Callable[[str, int, Sequence[str]], range]

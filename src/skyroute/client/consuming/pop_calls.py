@@ -12,24 +12,26 @@ from skyroute.message.errors import MessageError
 from skyroute.message.message import StoredMessage
 from skyroute.message.property_names import POP_RECEIPT
 from skyroute.message.record import decode_records
+from skyroute.wire.calls.assignment import (
+    AssignmentQuestion,
+    QueueAssignment,
+    decode_assignments,
+    encode_assignment_query,
+)
 from skyroute.wire.calls.pop import (
     POP_CODES,
     Ack,
-    AssignmentQuestion,
     InvisibleTimeChange,
     Notification,
     PopAnswer,
     PopQuestion,
-    QueueAssignment,
     Receipt,
     RetryFlag,
-    decode_assignments,
     decode_changed,
     decode_notified,
     decode_pop_answer,
     decode_receipt,
     encode_ack,
-    encode_assignment_query,
     encode_change,
     encode_notification,
     encode_pop,

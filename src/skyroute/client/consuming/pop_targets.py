@@ -14,8 +14,9 @@ from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
 from skyroute.remoting.errors import RemotingError
 from skyroute.remoting.log_backoff import LogBackoff
+from skyroute.wire.calls.assignment import POP_MODE
 from skyroute.wire.calls.clients import Subscription
-from skyroute.wire.calls.pop import POP_MODE, Notification
+from skyroute.wire.calls.pop import Notification
 
 log = logging.getLogger(__name__)
 

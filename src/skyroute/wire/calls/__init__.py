@@ -1,1 +1,7 @@
-"""Requests and responses, one file per family."""
+"""Requests and responses, one module for each kind of request: its values, and functions that encode and decode them.
+
+- Routes: `registration`, `registration_body`, `route`, `watch`, `kv`, `mapping`, `static_topics`.
+- Messages: `send`, `send_back`, `pull`, `pop`, `pop_records`, `transaction`, `query`.
+- Clients and groups: `clients`, `connections`, `consumers`, `groups`, `assignment`, `offsets`, `progress`.
+- Servers: `topics`, `settings`, `access`, `controller`, `replication`.
+"""
