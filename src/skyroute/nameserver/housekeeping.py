@@ -48,17 +48,25 @@ class LeaseScan:
             self.interval_s, min(self.interval_s, LATE_S), self.clock.monotonic(), in_a_row_max=LATE_SCANS_MAX
         )
 
-    def scan(self, now: float) -> None:
-        """Evict brokers with expired leases. A late scan evicts none: heartbeats may wait unread in their sockets."""
+    def scan(self, now: float) -> bool:
+        """Evict brokers with expired leases, or the first of many, and return whether there were any.
+
+        A late scan evicts none: heartbeats may wait unread in their sockets.
+        """
         if self._stall.holds_back(now):
             self.late_scans += 1
             log.warning("lease scan late, eviction postponed to the next scan seconds=%.1f", self._stall.late_s)
-            return
+            return False
         if (share := self.held_share()) > 0:
             self._hold(now, share)
+        return self.evict(now)
+
+    def evict(self, now: float) -> bool:
+        """Evict brokers with expired leases, or the first of many, and return whether there were any."""
         events = self.table.evict_expired(now)
         self.publish(events)
         self._close_unused(events)
+        return bool(events)
 
     def _hold(self, now: float, share: float) -> None:
         held = self.table.hold_expired(now, share_max=share)
@@ -77,7 +85,10 @@ class LeaseScan:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self.interval_s)
-            self.scan(self.clock.monotonic())
+            is_evicting = self.scan(self.clock.monotonic())
+            while is_evicting:
+                await asyncio.sleep(0)  # heartbeats are read meanwhile
+                is_evicting = self.evict(self.clock.monotonic())
 
 
 async def print_kv(kv: KvConfig) -> None:

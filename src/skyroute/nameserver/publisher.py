@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Collection
+from collections import Counter, deque
+from collections.abc import Collection, Generator
 
 from skyroute.clock import Clock
 from skyroute.nameserver.config import NameServerConfig
@@ -36,12 +36,14 @@ class Publisher:
         self.notifier: Notifier | None = None
         self.events: Counter[tuple[type[RouteEvent], Cause]] = Counter()
         """Number of events by type and cause."""
-        self._sweep_due = asyncio.Event()
+        self._closed: deque[int] = deque()
+        """Closed connections that brokers are still registered on."""
+        self._rest_due = asyncio.Event()
 
     def publish(self, events: Collection[RouteEvent]) -> None:
         """Publish the events of a change of the route table; without events, only schedule a sweep."""
         if not self._table.is_swept:
-            self._sweep_due.set()
+            self._rest_due.set()
         if not events:
             return
         self.record(events)
@@ -68,12 +70,28 @@ class Publisher:
         if self._watches is not None:
             self._watches.publish_all()
 
-    async def sweep_index(self, step_runner: StepRunner) -> None:
-        """Sweep the table after every large change, while the server runs."""
+    def drop_connection(self, connection: int) -> None:
+        """Remove the brokers of a closed connection: the first at once, the rest of many in steps."""
+        self.publish(self._table.drop_connection(connection))
+        if self._table.has_brokers_on(connection):
+            self._closed.append(connection)
+            self._rest_due.set()
+
+    async def finish_changes(self, step_runner: StepRunner) -> None:
+        """Do the rest of every large change in steps, while the server runs."""
         while True:
-            await self._sweep_due.wait()
-            self._sweep_due.clear()
+            await self._rest_due.wait()
+            self._rest_due.clear()
+            await step_runner.run(self._drop_closed())
             await step_runner.run(self._table.sweep())
+
+    def _drop_closed(self) -> Generator[None, None, None]:
+        while self._closed:
+            events = self._table.drop_connection(self._closed[0])
+            self.publish(events)
+            if not events:
+                self._closed.popleft()
+            yield
 
     def _note_confirmations(self, events: Collection[RouteEvent]) -> None:
         """Cache routes again whose restored brokers are confirmed."""

@@ -153,8 +153,8 @@ class NameServer:
             self._background.spawn(self._publisher.persistence.run(self.table))
         if self._watches is not None:
             self._background.spawn(self._watches.run(self.clock.monotonic))
-        sweeping = self._publisher.sweep_index(self._step_runner)
-        for work in (self._lease_scan.run(), sweeping, tls.watch(), print_kv(self.kv), enforcer.run()):
+        finishing = self._publisher.finish_changes(self._step_runner)
+        for work in (self._lease_scan.run(), finishing, tls.watch(), print_kv(self.kv), enforcer.run()):
             self._background.spawn(work)
 
     def _make_enforcer(self) -> Enforcer:
@@ -257,7 +257,10 @@ class NameServer:
             require_cluster=None if self._enforcer is None else self._enforcer.require_cluster,
         )
         kv = KvHandlers(self.kv, publisher.record, self._step_runner)
-        admin = AdminHandlers(self.table, self.config, publisher.publish, publisher.settings_changed, publisher.record)
+        admin = AdminHandlers(
+            *(self.table, self.config, publisher.publish, publisher.settings_changed, publisher.record),
+            step_runner=self._step_runner,
+        )
         access = {} if self._enforcer is None else self._enforcer.handlers()
         return (
             self._watch_handlers()
@@ -301,4 +304,4 @@ class NameServer:
         self.enforcer.on_disconnect(connection)
         if self._watches is not None:
             self._watches.drop(connection)
-        self._publisher.publish(self.table.drop_connection(connection))
+        self._publisher.drop_connection(connection)

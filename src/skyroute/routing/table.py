@@ -21,7 +21,7 @@ from skyroute.routing.preparation import Preparation
 from skyroute.routing.registration import Registration
 from skyroute.routing.registration_check import RegistrationCheck, check_registration
 from skyroute.routing.snapshot import TableSnapshot
-from skyroute.routing.table_writer import TOPICS_A_STEP, RouteTableWriter, outcome_of
+from skyroute.routing.table_writer import LEAVING_COST, TOPICS_A_STEP, RouteTableWriter, outcome_of
 from skyroute.routing.topology import BrokerKey, QueueSettings
 
 LEASE_S: Final = 120.0
@@ -266,12 +266,15 @@ class RouteTable(RouteTableWriter):
         return tuple(self._leave([member], Cause.UNREGISTERED))
 
     def drop_connection(self, connection: int) -> tuple[RouteEvent, ...]:
-        """Remove every broker that registered on this connection and on no other open one."""
-        return tuple(self._leave(self._leases.close_connection(connection), Cause.CONNECTION_CLOSED))
+        """Remove the brokers that registered on this connection and on no other open one, or the first of many.
+
+        The next call removes more, until there are no events.
+        """
+        return tuple(self._leave(self._first(self._leases.close_connection(connection)), Cause.CONNECTION_CLOSED))
 
     def evict_expired(self, now: float) -> tuple[RouteEvent, ...]:
-        """Evict every broker whose lease has expired."""
-        return tuple(self._leave(self._leases.expired(now), Cause.LEASE_EXPIRED))
+        """Evict the brokers whose leases have expired, or the first of many, as `drop_connection` does."""
+        return tuple(self._leave(self._first(self._leases.expired(now)), Cause.LEASE_EXPIRED))
 
     def hold_expired(self, now: float, *, share_max: float) -> tuple[RouteEvent, ...]:
         """Extend expired leases once, if they are more than this share of all leases.
@@ -289,14 +292,18 @@ class RouteTable(RouteTableWriter):
         return tuple(map(event_builders.lease_held, held))
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> tuple[RouteEvent, ...]:
-        """Delete a topic, in one cluster or everywhere. A broker that still has it adds it again when it registers."""
+        """Delete a topic, in one cluster or everywhere: from all its groups, or from the first of many.
+
+        The next call deletes it from more, until there are no events. A broker that still has it adds it again when it
+        registers.
+        """
+        groups = (self._groups[name] for name in self.serving(topic))
+        within = (group for group in groups if cluster is None or group.cluster == cluster)
         events: list[RouteEvent] = []
-        for name in self.serving(topic):
-            group = self._groups[name]
-            if cluster is None or group.cluster == cluster:
-                group.forget_fingerprints()
-                delta = group.compare_without({topic: group.queues[topic]})
-                events += self._apply(group, delta, Cause.TOPIC_DELETED)
+        for group in list(islice(within, max(1, self._topics_a_step // LEAVING_COST))):
+            group.forget_fingerprints()
+            delta = group.compare_without({topic: group.queues[topic]})
+            events += self._apply(group, delta, Cause.TOPIC_DELETED)
         return tuple(events)
 
     def sweep(self) -> Generator[None, None, None]:

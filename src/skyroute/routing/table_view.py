@@ -149,6 +149,10 @@ class RouteTableView:
         members = () if group is None else group.by_id()
         return {member.address: member.filter_servers for member in members if member.filter_servers}
 
+    def has_brokers_on(self, connection: int) -> bool:
+        """Whether brokers have registered on a connection."""
+        return bool(self._leases.on_connection(connection))
+
     @property
     def unconfirmed_count(self) -> int:
         """Number of brokers restored after a restart that have not sent anything since."""

@@ -24,6 +24,8 @@ from skyroute.routing.topology import QueueSettings
 
 TOPICS_A_STEP: Final = 5_000
 """Topics that are compared, listed or removed in one step: a few milliseconds. A change of more takes several."""
+LEAVING_COST: Final = 100
+"""Cost of removing one broker, or one group from a topic, with its events, as a number of topics."""
 
 
 class RouteTableWriter(RouteTableView):
@@ -199,6 +201,16 @@ class RouteTableWriter(RouteTableView):
         member.broker_id, member.ha_address, member.version = after
         return [*events, event_builders.broker_changed(member, before, after)]
 
+    def _first(self, members: Iterable[GroupMember]) -> list[GroupMember]:
+        """Return those of many brokers that leave in one step, the largest ids first as in `_leave`."""
+        first, left = [], self._topics_a_step
+        for member in sorted(members, key=_descending):
+            first.append(member)
+            left -= LEAVING_COST + len(member.group.queues) + len(member.group.members)
+            if left <= 0:
+                break
+        return first
+
     def _leave(
         self, members: Iterable[GroupMember], cause: Cause, *, keep_connection: int | None = None
     ) -> list[RouteEvent]:
@@ -207,7 +219,7 @@ class RouteTableWriter(RouteTableView):
         The largest ids leave first: of brokers that leave together, only the last can change the smallest id.
         """
         events: list[RouteEvent] = []
-        for member in sorted(members, key=lambda member: -member.broker_id):
+        for member in sorted(members, key=_descending):
             group, smallest_before = member.group, member.group.smallest
             is_unconfirmed = cause is Cause.LEASE_EXPIRED and not member.confirmed
             its_cause = Cause.NOT_CONFIRMED if is_unconfirmed else cause
@@ -307,6 +319,10 @@ class RouteTableWriter(RouteTableView):
         """Remove a group from topics that it neither serves nor is about to serve."""
         needed = [self.topics_of(broker_name), *(each.added for each in self._preparations.get(broker_name, ()))]
         self._index.remove([topic for topic in topics if not any(topic in each for each in needed)], broker_name)
+
+
+def _descending(member: GroupMember) -> int:
+    return -member.broker_id
 
 
 def outcome_of(member: GroupMember, events: list[RouteEvent]) -> RegistrationOutcome:

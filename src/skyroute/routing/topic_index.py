@@ -66,4 +66,7 @@ class TopicIndex:
 
 
 def _without(names: tuple[str, ...], broker_name: str) -> tuple[str, ...]:
-    return tuple(name for name in names if name != broker_name) if broker_name in names else names
+    if broker_name not in names:
+        return names
+    at = names.index(broker_name)
+    return names[:at] + names[at + 1 :]

@@ -19,6 +19,7 @@ from skyroute.routing.events import (
 )
 from skyroute.routing.registration import DataVersion, Registration
 from skyroute.routing.table import RouteTable
+from skyroute.routing.table_writer import LEAVING_COST, TOPICS_A_STEP
 from skyroute.routing.topology import BrokerKey, ClusterView, StaticMapping
 from tests.unit.routing.brokers import HA, MASTER, OTHER, SLAVE, mapping, only, registration, tell
 
@@ -361,6 +362,22 @@ def test_the_last_broker_takes_group_topics_and_cluster_with_it() -> None:
         (GroupChanged, Cause.GROUP_GONE),
     ]
     assert set(only(events, TopicsChanged).removed) == {"T1", "T2"}
+    assert repr(table) == EMPTY
+
+
+def test_many_brokers_of_a_connection_leave_in_steps_the_largest_ids_first() -> None:
+    table = RouteTable()
+    count = 2 * TOPICS_A_STEP // LEAVING_COST
+    for at in range(count):
+        tell(table, registration(at, f"10.0.1.{at}:1", topics=("T1", "T2")), connection=1)
+    left: list[int] = []
+    while events := table.drop_connection(1):
+        ids = [event.broker_id for event in events if isinstance(event, BrokerLeft)]
+        assert len(ids) <= TOPICS_A_STEP // LEAVING_COST
+        assert not any(isinstance(event, SmallestIdChanged) for event in events)
+        left += ids
+        assert table.has_brokers_on(1) == (len(left) < count)
+    assert left == list(reversed(range(count)))
     assert repr(table) == EMPTY
 
 

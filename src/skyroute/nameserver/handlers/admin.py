@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server_events import Publish, Record, SettingsChanged
-from skyroute.remoting.dispatch import Peer
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.table import RouteTable
 from skyroute.settings.updates import update_settings
 from skyroute.wire.command import Request, Response
@@ -24,6 +25,7 @@ class AdminHandlers:
     publish: Publish
     on_config_changed: Callable[[], None]
     record: Record
+    step_runner: StepRunner
 
     def forbid_writes(self, request: Request, peer: Peer) -> Response:
         broker_name = required_name(request.fields, "brokerName")
@@ -39,12 +41,17 @@ class AdminHandlers:
         self.publish(events)
         return Response(fields={"addTopicCount": str(count)})
 
-    def delete_topic(self, request: Request, peer: Peer) -> Response:
+    def delete_topic(self, request: Request, peer: Peer) -> Answer:
         topic = required_name(request.fields, "topic")
         cluster = optional_name(request.fields, "clusterName")
-        events = self.table.delete_topic(topic, cluster)
         log.info("topic deleted by operator peer=%s topic=%s cluster=%s", peer.address, topic, cluster)
-        self.publish(events)
+        return self.step_runner.answer(self._delete_topic(topic, cluster))
+
+    def _delete_topic(self, topic: str, cluster: str | None) -> Steps:
+        while events := self.table.delete_topic(topic, cluster):
+            self.publish(events)
+            if self.table.serving(topic):
+                yield
         return Response()
 
     def get_config(self, _request: Request, _peer: Peer) -> Response:
