@@ -1,13 +1,12 @@
 """Source addresses of requests: single addresses, CIDR networks, and the patterns of ACL 1.0."""
 
-import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from skyroute.access.errors import RulesError
-from skyroute.settings.networks import parse_source
+from skyroute.settings.networks import parse_network, parse_source
 
 PATTERNS_MAX: Final = 1_000
 """Maximum number of addresses, networks or patterns in one list."""
@@ -76,7 +75,7 @@ def _bounded(texts: Iterable[str]) -> tuple[str, ...]:
 def _network(text: str) -> _Range:
     try:
         # The bits behind the prefix do not matter to Java.
-        network = ipaddress.ip_network(text, strict=False)
+        network = parse_network(text, strict=False)
     except ValueError:
         raise _invalid(text) from None
     return network.version, int(network.network_address), int(network.broadcast_address)

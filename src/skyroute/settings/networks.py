@@ -2,8 +2,11 @@
 
 import ipaddress
 from dataclasses import dataclass
+from typing import Final
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+_MAPPED_BITS: Final = 96
+"""Bits of an IPv6 address before an IPv4 address in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,28 @@ def parse_source(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address 
     return (found.ipv4_mapped or found) if isinstance(found, ipaddress.IPv6Address) else found
 
 
+def parse_network(text: str, *, strict: bool = True) -> Network:
+    """Parse an address or a CIDR network. `::ffff:10.0.0.0/104` is `10.0.0.0/8`, as addresses of that form are IPv4.
+
+    Args:
+        text: The address or network.
+        strict: Whether bits behind the prefix are refused.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    network = ipaddress.ip_network(text, strict=strict)
+    if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= _MAPPED_BITS:
+        mapped = network.network_address.ipv4_mapped
+        if mapped is not None:
+            return ipaddress.IPv4Network((int(mapped), network.prefixlen - _MAPPED_BITS))
+    return network
+
+
 def parse_networks(text: str) -> Networks:
     """Parse comma-separated addresses and CIDR networks; an empty text gives none.
 
     Raises:
         ValueError: a part is neither an address nor a network.
     """
-    return Networks(tuple(ipaddress.ip_network(part) for word in text.split(",") if (part := word.strip())))
+    return Networks(tuple(parse_network(part) for word in text.split(",") if (part := word.strip())))

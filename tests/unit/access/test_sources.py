@@ -11,6 +11,9 @@ from skyroute.access.sources import NO_SOURCES, PATTERNS_MAX, join_sources, pars
         ("10.1.2.3/8", ["10.0.0.0", "10.255.255.255"], ["11.0.0.0", "9.255.255.255"]),
         ("fd00::/8", ["fd00::1", "fdff::"], ["fe00::", "10.0.0.1"]),
         ("fe80::1", ["fe80::1", "fe80::1%eth0"], ["fe80::2"]),
+        ("::ffff:10.0.0.5", ["10.0.0.5", "::ffff:10.0.0.5"], ["10.0.0.6", "::10.0.0.5"]),
+        ("::ffff:10.1.2.3/104", ["10.0.0.0", "10.255.255.255", "::ffff:10.0.0.1"], ["11.0.0.0", "fd00::1"]),
+        ("::/0", ["fd00::1"], ["10.0.0.1"]),
     ],
 )
 def test_addresses_and_networks(text: str, inside: list[str], outside: list[str]) -> None:

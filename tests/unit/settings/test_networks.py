@@ -41,3 +41,10 @@ def test_an_empty_list_contains_nothing(text: str) -> None:
 def test_an_invalid_network_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         parse_networks(f"127.0.0.1,{text}")
+
+
+def test_a_network_of_mapped_addresses_is_one_of_ipv4() -> None:
+    mapped = parse_networks("::ffff:10.0.0.0/104")
+    assert mapped == parse_networks("10.0.0.0/8")
+    assert mapped.contains("10.0.0.5")
+    assert mapped.contains("::ffff:10.0.0.5")
