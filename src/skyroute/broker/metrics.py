@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from skyroute.broker.clients.client_groups import GroupMember
+from skyroute.broker.clients.client_groups import ClientGroup, GroupMember
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.consumer_lags import ConsumerLags, Lag
 from skyroute.broker.roles import Roles
 from skyroute.enforcement.enforcer import Enforcer
 from skyroute.message.reserved_topics import (
@@ -35,8 +36,8 @@ from skyroute.wire.codes import LANGUAGES, RequestCode
 
 SERIES_MAX: Final = 1_000
 """Series of one metric: the largest. The number of those left out is a metric, too."""
-PAIRS_PER_TURN: Final = 20
-"""Pairs of group and topic that are read per turn of the loop."""
+MEMBERS_PER_TURN: Final = 2_000
+"""Members of groups that are counted per turn of the loop."""
 
 _OWN_LABELS: Final = ("cluster", "node_type", "node_id")
 _STORAGE_LABELS: Final = ("storage_type", "storage_medium")
@@ -50,22 +51,12 @@ _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _CONSUME_MODES: Final = {ConsumeType.PULL: "pull", ConsumeType.PUSH: "push", ConsumeType.POP: "pop"}
 
 K = TypeVar("K")
+G = TypeVar("G", bound=ClientGroup)
 NO_LABELS: Final[tuple[str, ...]] = ()
 
 
 def _as_they_are(values: Any) -> Sequence[str]:
     return cast("Sequence[str]", values)
-
-
-class Lag(NamedTuple):
-    """The lag of a group in a topic."""
-
-    group: str
-    topic: str
-    messages: int
-    """Messages that are not committed."""
-    inflight: int
-    """Messages of these that were pulled."""
 
 
 @dataclass(slots=True)
@@ -86,13 +77,14 @@ class BrokerMetrics:
         components = self.components()
         if components is None:
             return
-        parts = (self._flow, self._clients, self._tables, self._store, self._waiting, self._pop, self._replication)
+        parts = (self._flow, self._tables, self._store, self._waiting, self._pop, self._replication)
         for part in parts:
             for family in part(components):
                 yield family
                 await asyncio.sleep(0)  # a thousand samples take a while
-        async for family in self._lags(components):
-            yield family
+        for long_part in (self._clients, self._lags):
+            async for family in long_part(components):
+                yield family
         left_out = (((name,), count) for name, count in self._left_out.items())
         yield self._gauge("skyroute_broker_series_omitted", "Series beyond the largest 1000", ("metric",), left_out)
 
@@ -168,9 +160,9 @@ class BrokerMetrics:
             "skyroute_broker_connections_rejected", "Connections rejected", (), [(NO_LABELS, turned_away)]
         )
 
-    def _clients(self, components: Components) -> Iterator[Metric]:
+    async def _clients(self, components: Components) -> AsyncIterator[Metric]:
         clients = components.clients
-        producers = Counter(_client(member) for group in clients.producer_groups.values() for member in group.members)
+        producers = await _count_members(clients.producer_groups.values(), lambda _, member: _client(member))
         yield self._gauge(
             "rocketmq_producer_connections",
             "Connected producers",
@@ -178,10 +170,9 @@ class BrokerMetrics:
             producers.items(),
             lambda client: (*client, _REMOTING),
         )
-        consumers = Counter(
-            (name, *_client(member), _CONSUME_MODES[group.type])
-            for name, group in clients.consumer_groups.items()
-            for member in group.members
+        consumers = await _count_members(
+            clients.consumer_groups.values(),
+            lambda group, member: (group.name, *_client(member), _CONSUME_MODES[group.type]),
         )
         yield self._gauge(
             "rocketmq_consumer_connections",
@@ -222,9 +213,9 @@ class BrokerMetrics:
         )
 
     async def _lags(self, components: Components) -> AsyncIterator[Metric]:
-        found = [lag async for lag in _find_lags(components)]
-        lags = self._largest("rocketmq_consumer_lag_messages", found, lambda lag: lag.messages)
-        ages_ms = [age_ms async for age_ms in _ages_ms(components, lags)]
+        of_groups = ConsumerLags(components)
+        lags = self._largest("rocketmq_consumer_lag_messages", await of_groups.find(), lambda lag: lag.messages)
+        ages_ms = await of_groups.ages_ms(lags)
         for name, text, numbers in (
             ("lag_messages", "Consumer lag: messages not consumed yet", [lag.messages for lag in lags]),
             (
@@ -374,49 +365,18 @@ def _controlled_replication(components: Components, roles: Roles) -> tuple[int, 
     return roles.mode.in_sync_count, lags, False
 
 
-async def _find_lags(components: Components) -> AsyncIterator[Lag]:
-    """Give the lag of every group in every topic in which it has an offset."""
-    for number, (group, topic) in enumerate(components.offsets.pairs(), 1):
-        config = components.topics.get(topic)
-        if config is not None and not is_system_group(group):
-            messages = inflight = 0
-            for queue_id in range(config.read_queues):
-                offset, behind = _behind(components, group, topic, queue_id)
-                pulled = components.offsets.pulled(group, topic, queue_id) or 0
-                messages += behind
-                inflight += min(max(pulled - offset, 0), behind)
-            # The committed offset of a POP group is behind messages in flight, or before them if they are in memory.
-            if popped := components.in_flight.count(group, topic):
-                messages, inflight = messages - inflight + popped, popped
-            # That of an ordered group is at the first message in flight.
-            if ordered := components.ordered_queues.in_flight(topic, group):
-                inflight = min(ordered, messages)
-            yield Lag(group, topic, messages, inflight)
-        if number % PAIRS_PER_TURN == 0:
+async def _count_members(groups: Iterable[G], key: Callable[[G, GroupMember], K]) -> Counter[K]:
+    """Count the members of groups by a key, in steps."""
+    counts: Counter[K] = Counter()
+    counted = 0
+    for group in list(groups):
+        members = list(group.members)
+        counts.update(key(group, member) for member in members)
+        counted += len(members)
+        if counted >= MEMBERS_PER_TURN:
+            counted = 0
             await asyncio.sleep(0)
-
-
-def _behind(components: Components, group: str, topic: str, queue_id: int) -> tuple[int, int]:
-    """Return the offset of a group in a queue, and the number of messages from there on."""
-    offset = max(components.offsets.get(group, topic, queue_id) or 0, components.store.min_offset(topic, queue_id))
-    return offset, max(components.store.max_offset(topic, queue_id) - offset, 0)
-
-
-async def _ages_ms(components: Components, lags: Iterable[Lag]) -> AsyncIterator[int]:
-    """Give the age of the oldest message that is not committed, for each lag."""
-    for number, lag in enumerate(lags, 1):
-        yield _age_ms(components, lag) if lag.messages else 0
-        if number % PAIRS_PER_TURN == 0:
-            await asyncio.sleep(0)
-
-
-def _age_ms(components: Components, lag: Lag) -> int:
-    config = components.topics.get(lag.topic)
-    queues = range(0 if config is None else config.read_queues)
-    behind = ((queue_id, *_behind(components, lag.group, lag.topic, queue_id)) for queue_id in queues)
-    times = (components.store.stored_at_ms(lag.topic, queue_id, offset) for queue_id, offset, count in behind if count)
-    now_ms = int(components.clock.wall() * 1000)
-    return max(now_ms - min((time for time in times if time is not None), default=now_ms), 0)
+    return counts
 
 
 def _group_values(components: Components, lag: Lag) -> Sequence[str]:

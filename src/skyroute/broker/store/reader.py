@@ -162,6 +162,10 @@ class StoreReader:
         """Return the topics that have, or had, messages in this store."""
         return {topic for (topic, _), queue in self._queues.by_key.items() if queue.next_offset}
 
+    def queues(self) -> list[tuple[str, int]]:
+        """Return the topic and id of every queue."""
+        return list(self._queues.by_key)
+
     def queue_ids(self, topic: str) -> list[int]:
         """Return the queues of a topic that have, or had, messages in this store."""
         queues = self._queues.by_key.values()

@@ -1,6 +1,7 @@
 """Consumer offsets: committed by groups, and reset by operators."""
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -233,6 +234,11 @@ class ConsumerOffsets:
     def of(self, group: str, topic: str) -> Mapping[int, int]:
         """Return the committed offsets of a group by queue of a topic."""
         return dict(self._table.get((group, topic), {}))
+
+    def queues_of(self, group: str, topic: str) -> AbstractSet[int]:
+        """Return the queues of a topic that a group has committed or pulled."""
+        pair = group, topic
+        return self._table.get(pair, {}).keys() | self._pulled.get(pair, {}).keys()
 
     def clone(self, source: str, destination: str, topic: str) -> bool:
         """Copy the offsets of a topic from one group to another; False if the source has none.
