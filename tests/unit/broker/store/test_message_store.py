@@ -337,6 +337,19 @@ def test_units_cross_the_segments_of_their_queue(store: MessageStore) -> None:
     assert store.read_queue("T", 0, 8, 10, 1 << 20).next_offset == 10, "a read ends with the queue's segment"
 
 
+def test_a_read_goes_on_from_written_units_to_those_in_memory(store: MessageStore) -> None:
+    for number in range(4):
+        store.append(draft(body=b"%d" % number), NOW_MS)
+    store.dispatch()
+    for number in range(4, 14):
+        store.append(draft(body=b"%d" % number), NOW_MS)
+    for count, next_offset in ((3, 4), (5, 6), (100, 14)):
+        read = store.read_queue("T", 0, 1, count, 1 << 20)
+        assert (read.next_offset, read.message_count) == (next_offset, next_offset - 1)
+    store.dispatch()
+    assert bodies(store) == [b"%d" % number for number in range(14)]
+
+
 def test_the_backlog_is_bounded_by_reads_too(tmp_path: Path) -> None:
     store = small_store(tmp_path, log_segment_bytes=1 << 20, queue_segment_units=1000)
     for number in range(600):

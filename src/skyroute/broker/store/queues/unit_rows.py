@@ -113,7 +113,7 @@ class UnitRows(ABC):
         return bool(position < 0 or size <= 0)
 
     def _units(self, row: int, count_max: int) -> bytes:
-        """Return consecutive units of one segment; nothing if the segment is missing."""
+        """Return consecutive units of one segment and of the memory behind it; nothing if the segment is missing."""
         size = self.unit_bytes
         if row >= self._written:
             at = (row - self._written) * size
@@ -122,8 +122,9 @@ class UnitRows(ABC):
         segment = self._log.find(at)
         if segment is None:
             return b""
-        stop = min(at + count_max * size, self._written * size, segment.stop)
-        return segment.read(at - segment.start, stop - at)
+        wanted, written = count_max * size, self._written * size - at
+        units = segment.read(at - segment.start, min(wanted, written, segment.stop - at))
+        return units + self._tail[: wanted - written] if len(units) == written < wanted else units
 
     def _unit_at(self, row: int) -> Unit:
         units = self._units(row, 1)
