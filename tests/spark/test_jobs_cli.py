@@ -131,3 +131,12 @@ def test_an_error_of_spark_is_one_line(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert done.stderr.splitlines()[-1].endswith("(SKYROUTE_TRACEBACKS=1 shows more)")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("spark")
+def test_differences_of_routes_are_labelled(folder: Path) -> None:
+    times = ("--since", f"{BEGIN_S + 10:.0f}000", "--at", f"{BEGIN_S + 62:.0f}000")
+    done = run("routes", "--journal", folder / "ns-1" / "memory", "--part", "broker", *times)
+    heading, row = done.stdout.splitlines()
+    assert heading.split()[:4] == ["#SERVER", "#PART", "#BROKER", "#ADDRESS"]
+    assert re.search(r" removed +cluster=c .*ha_address=a:2 .*broker_id=0", row)

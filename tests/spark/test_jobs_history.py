@@ -145,6 +145,11 @@ def test_routes_between_returns_the_differences_of_two_tables(events: DataFrame,
     found = {(row.server, (row.part, row.broker, row.address, row.topic)): row.change for row in rows}
     assert len(rows) == len(found)
     assert found == expected
+    changed = [row for row in rows if row.change == "changed"]
+    assert changed
+    for row in changed:
+        assert not row.before.items() & row.after.items()
+        assert row.before or row.after
 
 
 def subject_of(row: Any) -> tuple[str, Subject]:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 CELL_CHARS_MAX: Final = 60
+MAP_CHARS_MAX: Final = 240
+"""Of values with names, such as what each name server had in a divergence."""
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _SKYROUTE_ERROR: Final = re.compile(r"^skyroute(?:\.\w+)+Error: (.+?)\s*$", re.MULTILINE)
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
@@ -304,16 +306,17 @@ _NESTED: Final = ("array", "map", "struct")
 
 
 def _cell(value: Any) -> Any:
+    limit = CELL_CHARS_MAX
     match value:
         case datetime():
             return show_moment(round(value.timestamp() * 1000))
         case list() | tuple():
             text = ",".join(str(_cell(each)) for each in value)
         case dict():
-            text = " ".join(f"{key}={_cell(each)}" for key, each in value.items())
+            text, limit = " ".join(f"{key}={_cell(each)}" for key, each in value.items()), MAP_CHARS_MAX
         case str():
             text = value
         case _:
             return value
     text = text if text.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
-    return text if len(text) <= CELL_CHARS_MAX else f"{text[:CELL_CHARS_MAX]}…"
+    return text if len(text) <= limit else f"{text[:limit]}…"

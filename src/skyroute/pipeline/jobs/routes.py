@@ -55,26 +55,35 @@ def route_history(events: DataFrame) -> DataFrame:
 def routes_between(events: DataFrame, earlier: datetime, later: datetime) -> DataFrame:
     """Return the differences between a server's route tables at two instants: `change` is added, removed or changed.
 
-    `before` and `after` hold the columns of `routes_at`. A new data version alone is not a change.
+    `before` and `after` have the columns of `routes_at` that differ, as text. A new data version alone is not a change.
     """
     state = [name for name in _COLUMNS if name not in {*_IDENTITY, "certain", "version"}]
 
     def table_at(instant: datetime, side: str) -> DataFrame:
-        return routes_at(events, instant).select(*_IDENTITY, fn.struct(*state).alias(side))
+        values = fn.from_json(fn.to_json(fn.struct(*state)), "map<string, string>")
+        return routes_at(events, instant).select(*_IDENTITY, values.alias(side))
 
+    # Not named as the result: Spark would take the columns of the result inside lambdas.
     joined = (
-        table_at(earlier, "before")
+        table_at(earlier, "was")
         .alias("b")
         .join(
-            table_at(later, "after").alias("a"),
+            table_at(later, "is").alias("a"),
             [fn.col(f"b.{name}").eqNullSafe(fn.col(f"a.{name}")) for name in _IDENTITY],
             "full_outer",
         )
     )
-    change = fn.when(fn.col("before").isNull(), "added").when(fn.col("after").isNull(), "removed").otherwise("changed")
+    change = fn.when(fn.col("was").isNull(), "added").when(fn.col("is").isNull(), "removed").otherwise("changed")
     identity = [fn.coalesce(f"a.{name}", f"b.{name}").alias(name) for name in _IDENTITY]
-    differs = ~fn.to_json("before").eqNullSafe(fn.to_json("after"))
-    return joined.filter(differs).select(*identity, change.alias("change"), "before", "after")
+    sides = (_without_equal("was", "is").alias("before"), _without_equal("is", "was").alias("after"))
+    found = joined.select(*identity, change.alias("change"), *sides)
+    return found.filter("change != 'changed' OR size(before) > 0 OR size(after) > 0")
+
+
+def _without_equal(side: str, other: str) -> Column:
+    """Return the entries of a map that another map lacks or has with another value."""
+    others = fn.col(other)
+    return fn.map_filter(side, lambda name, value: ~fn.coalesce(others[name] == value, fn.expr("false")))
 
 
 def _scope(events: DataFrame, instant_ms: int) -> DataFrame:
