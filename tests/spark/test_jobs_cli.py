@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,36 @@ def test_differences_of_routes_are_labelled(folder: Path) -> None:
     heading, row = done.stdout.splitlines()
     assert heading.split()[:4] == ["#SERVER", "#PART", "#BROKER", "#ADDRESS"]
     assert re.search(r" removed +cluster=c .*ha_address=a:2 .*broker_id=0", row)
+
+
+@pytest.mark.usefixtures("spark")
+def test_incidents_are_listed_in_one_row_each(folder: Path) -> None:
+    done = run("availability", "--journal", folder / "ns-1" / "memory", "--incidents")
+    heading, *rows = done.stdout.splitlines()
+    assert heading.split()[:2] == ["#SINCE", "#UNTIL"]
+    (row,) = (row for row in rows if "a:1 (b)" in row)
+    assert "lease_expired" in row
+
+
+def test_a_report_is_written_again_with_new_records_until_it_is_interrupted(tmp_path: Path) -> None:
+    server, page = ServerRun(tmp_path / "memory", "ns", ManualClock()), tmp_path / "report.html"
+    server.start()
+    server.stop()
+
+    arguments = ["pipeline", "report", "--journal", str(tmp_path / "memory"), "--to", str(page), "--every", "100ms"]
+    with subprocess.Popen([sys.executable, "-m", "skyroute", *arguments], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"written to {page}\n"
+            assert "<dd>0 brokers joined" in page.read_text()
+            server.start()
+            server._record(*EVERY_KIND[1:3])
+            server.stop()
+            for line in process.stdout:
+                assert line == f"written to {page}\n"
+                if "<dd>1 brokers joined" in page.read_text():
+                    break
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 1
+        finally:
+            process.kill()

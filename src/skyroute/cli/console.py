@@ -77,6 +77,12 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
     help="Journal of a name server on this machine (its memoryPath), for the route history page; repeatable.",
 )
 @click.option(
+    "--report",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Report written by skyroute pipeline report, to link to from the route history page.",
+)
+@click.option(
     "--access-log",
     "access_logs",
     metavar="FILE",
@@ -121,6 +127,7 @@ def console(
     user_header: str | None,
     user_header_proxies: Networks,
     journals: tuple[str, ...],
+    report: Path | None,
     access_logs: tuple[Path, ...],
     access_rules: Path | None,
     access_cluster: str,
@@ -157,6 +164,7 @@ def console(
                 user_header=user_header,
                 user_header_proxies=user_header_proxies,
                 journals=dict(map(_journal, journals)),
+                report=report,
                 access_logs=access_logs,
                 access_rules=access_rules,
                 access_cluster=access_cluster,

@@ -63,6 +63,8 @@ class ConsoleConfig:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     journals: Mapping[str, Path] = field(default_factory=dict)
     """Journal folders of name servers, by the name that pages show."""
+    report: Path | None = None
+    """Report written by `skyroute pipeline report`, which the route history links to."""
     access_logs: Sequence[Path] = ()
     """Audit logs of servers on this machine, whose decisions the audit page shows."""
     access_rules: Path | None = None

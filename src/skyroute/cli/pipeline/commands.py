@@ -1,5 +1,6 @@
 """The Spark jobs as commands. Spark is imported when a job runs: help and argument errors are fast."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from skyroute.cli.pipeline.job_runner import (
     spark_session,
     time_option,
 )
+from skyroute.files.replace import replace_file
 from skyroute.message.reserved_topics import TRACE_TOPIC
 
 if TYPE_CHECKING:
@@ -100,28 +102,38 @@ def routes(
 )
 @time_option("--until", "End of the observation of name servers that still run. Default: now.")
 @click.option("--what", type=click.Choice(["broker", "group", "topic"]), help="Only rows of this kind.")
-@click.option("--outages", "as_list", is_flag=True, help="List outages with start, end and cause.")
+@click.option("--outages", "listed", flag_value="outages", help="List outages with start, end and cause.")
+@click.option("--incidents", "listed", flag_value="incidents", help="List outages that began together as one.")
 @spark_options
 def availability(
-    history: History, window_s: float | None, until_ms: int | None, what: str | None, *, as_list: bool, **options: Any
+    history: History,
+    window_s: float | None,
+    until_ms: int | None,
+    what: str | None,
+    listed: str | None,
+    **options: Any,
 ) -> None:
     """Show uptime and outages of brokers, groups and topics.
 
     Shows time up, down and away, outages with their causes, and the mean time to recovery. Time after a planned
     departure, such as an unregistration, is away, not down. Three outages in one window count as flapping.
+    Outages that begin within 15 seconds of each other are one incident.
     """
 
     def query(spark: "SparkSession") -> "DataFrame":
         from pyspark.sql import functions as fn
 
         from skyroute.pipeline.jobs import availability as job
+        from skyroute.pipeline.jobs.incidents import incidents
 
         events, until = history.read(spark).events, as_datetime(until_ms)
-        result = job.outages(events, until) if as_list else job.availability(events, window_s, until)
-        if window_s is None and not as_list:
+        result = job.availability(events, window_s, until) if listed is None else job.outages(events, until)
+        if window_s is None and listed is None:
             result = result.drop("window")
         result = result if what is None else result.filter(fn.col("what") == what)
-        first = ["since"] if as_list else [] if window_s is None else ["window"]
+        if listed == "incidents":
+            return incidents(result).orderBy("since")
+        first = ["since"] if listed else [] if window_s is None else ["window"]
         return result.orderBy(*first, "what", "broker", "name", "server")
 
     run_job(query, "computing availability", history=history, **options)
@@ -530,7 +542,10 @@ def archive(
 
 
 @pipeline.command(
-    epilog=examples("skyroute pipeline report --journal ns-1/memory --journal ns-2/memory --to report.html")
+    epilog=examples(
+        "skyroute pipeline report --journal ns-1/memory --journal ns-2/memory --to report.html",
+        "skyroute pipeline report --archive /data/archive --to report.html --every 1h",
+    )
 )
 @history_options
 @click.option(
@@ -550,20 +565,38 @@ def archive(
     metavar="DURATION",
     help="Resolution of charts over time.",
 )
+@click.option(
+    "--every",
+    "every_s",
+    type=duration,
+    metavar="DURATION",
+    help="Write it again after this time, until ctrl-C. The console shows the latest: skyroute console --report FILE.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @click.option("--master", metavar="URL", help="Spark master. Default: local.")
-def report(history: History, path: Path, window_s: float, *, overwrite: bool, master: str | None) -> None:
+def report(
+    history: History, path: Path, window_s: float, every_s: float | None, *, overwrite: bool, master: str | None
+) -> None:
     """Write an HTML report about journals. One self-contained file with charts and tables."""
     if path.exists() and not overwrite:
         raise click.BadParameter(f"{path} already exists: add --overwrite, or choose another path", param_hint="--to")
     if not path.absolute().parent.is_dir():
         raise click.BadParameter(f"no such folder: {path.absolute().parent}", param_hint="--to")
+    write_report(history, path, window_s, master)
+    while every_s is not None:
+        time.sleep(every_s)
+        write_report(history, path, window_s, master)
+
+
+def write_report(history: History, path: Path, window_s: float, master: str | None) -> None:
+    """Write the report. Between two reports, Spark is stopped and its memory free."""
     with spark_session("building the report", master) as spark:
         from skyroute.pipeline.report.page import report as build_report
 
         journal = history.read(spark)
         page = build_report(journal, as_datetime(None), window_s)
-        path.write_text(page, encoding="utf-8")
+        journal.events.unpersist()
+        replace_file(path, page.encode(), keep_backup=False)
     click.echo(f"written to {path}")
 
 

@@ -1,11 +1,15 @@
 """Route history from the journals of name servers: a timeline, and the routes at any point in time."""
 
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from itertools import islice
+from pathlib import Path
 from typing import Final, NamedTuple
 
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from skyroute.console.cluster_data.journals import Entry, Point, Routes
@@ -23,6 +27,9 @@ from skyroute.routing.topology import MASTER_ID, Permission, QueueSettings
 
 BROKERS_MAX: Final = 200
 DIFFERENCES_MAX: Final = 500
+REPORT_BYTES_MAX: Final = 32 << 20
+REPORT_POLICY: Final = "sandbox; default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+"""The report has styles of its own, and neither scripts nor anything to load."""
 
 KINDS: Final[Mapping[str, str]] = {
     Kind.SERVER_STARTED: translatable("Name server started"),
@@ -75,7 +82,7 @@ async def history(request: Request) -> Response:
     """Show the timeline, newest first."""
     context = context_of(request)
     if not context.journals.names:
-        return context.render(request, "history_none.html")
+        return context.render(request, "history_none.html", has_report=context.config.report is not None)
     params = request.query_params
     journal = params.get("journal") or None
     if journal is not None and journal not in context.journals.names:
@@ -91,6 +98,7 @@ async def history(request: Request) -> Response:
         request,
         "history.html",
         journals=context.journals.names,
+        has_report=context.config.report is not None,
         kinds=KINDS,
         rows=[_Row.of(entry) for entry in timeline.entries[paging.start : paging.stop]],
         timeline=timeline,
@@ -147,7 +155,7 @@ async def routes(request: Request) -> Response:
     context = context_of(request)
     names = context.journals.names
     if not names:
-        return context.render(request, "history_none.html")
+        return context.render(request, "history_none.html", has_report=context.config.report is not None)
     params = request.query_params
     name = params.get("journal") or names[0]
     topic, broker = (params.get(field, "").strip() or None for field in ("topic", "broker"))
@@ -229,6 +237,31 @@ def letters(permission: int) -> str:
     return "".join(letter for bit, letter in ((Permission.READ, "R"), (Permission.WRITE, "W")) if permission & bit)
 
 
+# The report
+
+
+async def report(request: Request) -> Response:
+    """Show the report that `skyroute pipeline report` wrote."""
+    path = context_of(request).config.report
+    if path is None:
+        raise HTTPException(HTTPStatus.NOT_FOUND)
+    try:
+        content = await run_in_threadpool(_read_report, path)
+    except OSError as error:
+        raise ConsoleError(
+            f"the report {path} cannot be read: {error.strerror}; write it with `skyroute pipeline report`"
+        ) from error
+    return HTMLResponse(content, headers={"Content-Security-Policy": REPORT_POLICY})
+
+
+def _read_report(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(REPORT_BYTES_MAX + 1)
+    if len(content) > REPORT_BYTES_MAX:
+        raise ConsoleError(f"the report {path} is larger than {REPORT_BYTES_MAX:,} bytes")
+    return content
+
+
 # Parameters
 
 
@@ -247,4 +280,4 @@ def _point(context: PageContext, request: Request, name: str) -> Point | None:
     return None if time_ms is None else Point(time_ms=time_ms)
 
 
-ROUTES = [Route("/history", history), Route("/history/routes", routes)]
+ROUTES = [Route("/history", history), Route("/history/routes", routes), Route("/history/report", report)]

@@ -57,7 +57,9 @@ def _marks(events: DataFrame) -> DataFrame:
 
 
 def epochs(placed: DataFrame) -> DataFrame:
-    """Return each server's epochs with `began_ms`, `ended_ms` and `end_known`. Takes the result of `with_epochs`.
+    """Return each server's epochs with `began_ms`, `ended_ms`, `end_known` and `stopped`, which is false after a crash.
+
+    Takes the result of `with_epochs`.
 
     `ended_ms` is null while the server runs. A crashed server ends with its last sign of life, which the gap record of
     the next start has. A journal of a version without signs of life ends with its last record: `end_known` is false.
@@ -77,7 +79,7 @@ def epochs(placed: DataFrame) -> DataFrame:
             "ended_ms": fn.when(has_ended, fn.col("seen_ms")),
             "end_known": ~has_ended | fn.col("stopped") | fn.col("was_alive"),
         }
-    ).drop("last_kind", "seen_ms", "stopped", "was_alive")
+    ).drop("last_kind", "seen_ms", "was_alive")
 
 
 def closed_epochs(placed: DataFrame, until: datetime | None) -> DataFrame:
