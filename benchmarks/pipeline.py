@@ -339,12 +339,18 @@ def _run(bench: Bench) -> None:
 
 
 @contextmanager
-def started(only: frozenset[str], rounds: int, *, with_kafka: bool, servers: str = sys.executable) -> Iterator[Bench]:
-    """Start both brokers and both Spark sessions; `servers` is the Python that runs our broker."""
+def started(
+    only: frozenset[str], rounds: int, *, with_kafka: bool, newest: bool = False, servers: str = sys.executable
+) -> Iterator[Bench]:
+    """Start both brokers and both Spark sessions.
+
+    Our session has the Spark of Kafka's source, or the newest that we support. `servers` is the Python of our broker.
+    """
     provide_java()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skyroute-bench-")))
         kafka: Driver | None = None
+        python = Path(sys.executable)
         if with_kafka and only - {"6", "7"}:
             try:
                 python, jars = spark_python(), source_jars()
@@ -367,7 +373,7 @@ def started(only: frozenset[str], rounds: int, *, with_kafka: bool, servers: str
             for topic in TOPICS:
                 attributes = {"queue.type": "BatchCQ"} if topic == BATCH_TOPIC else None
                 admin.create_topic(topic, read_queues=QUEUES, write_queues=QUEUES, attributes=attributes)
-        ours = Driver(Path(sys.executable), "rocketmq", _folder(scratch / "spark-ours"))
+        ours = Driver(Path(sys.executable) if newest else python, "rocketmq", _folder(scratch / "spark-ours"))
         stack.callback(ours.close)
         ours.options = {"nameServer": server.address}
         yield Bench(rounds, only, scratch, ours, our_broker.port, kafka)
@@ -394,6 +400,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--without-kafka", action="store_true", help="measure ours alone")
     parser.add_argument(
+        "--newest", action="store_true", help=f"run ours on the newest Spark, not on {SPARK} as Kafka's"
+    )
+    parser.add_argument(
         "--servers",
         default=sys.executable,
         metavar="PYTHON",
@@ -408,7 +417,11 @@ def main() -> int:
     arguments = _arguments()
     try:
         with started(
-            arguments.only, arguments.rounds, with_kafka=not arguments.without_kafka, servers=arguments.servers
+            arguments.only,
+            arguments.rounds,
+            with_kafka=not arguments.without_kafka,
+            newest=arguments.newest,
+            servers=arguments.servers,
         ) as bench:
             versions = f"Spark {bench.ours.version} with ours"
             if bench.kafka is not None:

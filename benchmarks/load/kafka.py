@@ -26,6 +26,9 @@ _LOGGING: Final = {
     "log4j.appender.out.layout": "org.apache.log4j.SimpleLayout",
 }
 
+_PACKAGES: Final = (f"pyspark=={SPARK}", "pandas>=2.2,<3", "pyarrow>=18", "msgspec>=0.19", "uvloop>=0.21")
+"""Spark, and what our source needs on the same Spark."""
+
 _BROKER_PARTS: Final = (("org.apache.kafka", "kafka_2.13", KAFKA), ("org.apache.kafka", "kafka-tools", KAFKA))
 _SOURCE_PARTS: Final = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK),
@@ -64,22 +67,22 @@ def source_jars() -> list[Path]:
 
 
 def spark_python() -> Path:
-    """Return a Python interpreter with the PySpark that fits the source.
+    """Return a Python interpreter with the PySpark that fits the source, and with all that ours needs but skyroute.
 
     Raises:
         PeerUnavailableError: PySpark cannot be installed.
     """
     folder = caches() / f"pyspark-{SPARK}"
-    python, stamp = folder / "bin" / "python", folder / "stamp"
-    if not stamp.is_file():
+    python, stamp, packages = folder / "bin" / "python", folder / "stamp", "\n".join(_PACKAGES)
+    if not stamp.is_file() or stamp.read_text() != packages:
         sys.stderr.write(f"installing PySpark {SPARK} into {folder} (half a gigabyte, some minutes) ...\n")
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True, symlinks=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"pyspark=={SPARK}"]
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *_PACKAGES]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise PeerUnavailableError(f"PySpark {SPARK} cannot be installed:\n{done.stderr[-2000:]}")
-        stamp.touch()  # last: a folder with a stamp is complete
+        stamp.write_text(packages)  # last: a folder with a stamp is complete
     return python
 
 

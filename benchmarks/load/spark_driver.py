@@ -1,6 +1,7 @@
 """A Spark session that runs commands from standard input, one line of JSON each, and prints their durations.
 
-It runs with our PySpark and our source, and with the PySpark of Spark's Kafka source, where skyroute is not installed.
+It runs with our source and with Spark's Kafka source, on one version of Spark. There skyroute is not installed: the
+path has it.
 """
 
 import argparse
@@ -51,14 +52,14 @@ class Driver:
 
     def limit(self, rows: int, size: int) -> int:
         """Read from a Python source that returns one prebuilt batch again and again: the upper bound."""
-        from benchmarks.load.prebuilt import Prebuilt  # noqa: PLC0415 - only with our PySpark
+        from benchmarks.load.prebuilt import Prebuilt  # noqa: PLC0415 - only with our source
 
         self._spark.dataSource.register(Prebuilt)
         return self._sum(self._spark.read.format("prebuilt").option("rows", rows).option("size", size).load())
 
     def route_history(self, journal: str) -> None:
         """Run the job `route_history`."""
-        from skyroute.pipeline.jobs.routes import route_history  # noqa: PLC0415 - only with our PySpark
+        from skyroute.pipeline.jobs.routes import route_history  # noqa: PLC0415 - only with our source
         from skyroute.pipeline.journal.reading import read_journal  # noqa: PLC0415 - as above
 
         route_history(read_journal(self._spark, [Path(journal)]).events).write.format("noop").mode("overwrite").save()
@@ -97,7 +98,7 @@ def main() -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     if arguments.source == "rocketmq":
-        from skyroute.pipeline import register  # noqa: PLC0415 - not installed in Kafka's environment
+        from skyroute.pipeline import register  # noqa: PLC0415 - only with our source
 
         register(spark)
     driver = Driver(spark, arguments.source)
