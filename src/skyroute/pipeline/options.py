@@ -1,7 +1,7 @@
 """Parses the options of the format `rocketmq`, and reports all wrong options in one error."""
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final, TypeVar, overload
@@ -18,6 +18,15 @@ T = TypeVar("T")
 
 COUNT_MAX: Final = (1 << 63) - 1
 _BOOLEANS: Final = {"true": True, "false": False}
+_OF_KAFKA: Final = {
+    "kafka.bootstrap.servers": "nameServer",
+    "bootstrap.servers": "nameServer",
+    "kafka.group.id": "groupId",
+    "groupidprefix": "groupId",
+    "includeheaders": "includeProperties",
+    "kafkaconsumer.polltimeoutms": "pullTimeoutMs",
+}
+"""Options of Spark's Kafka source in lower case, and ours for the same."""
 
 
 class OptionsError(SkyrouteError, ValueError):
@@ -104,11 +113,19 @@ class OptionReader:
         """
         known = {each.lower(): name for name, aliases in self.names.items() for each in (name, *aliases)}
         for name in self._given.keys() - known.keys() - self._ignored:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {known[near[0]]}?" if near else f"options are {', '.join(sorted(self.names))}"
+            near = [_OF_KAFKA[name]] if _OF_KAFKA.get(name) in self.names else []
+            near = near or [known[each] for each in get_close_matches(name, known, n=1)]
+            hint = f"did you mean {near[0]}?" if near else f"options are {', '.join(sorted(self.names))}"
             self._problems.append(f"unknown option {name}: {hint}")
         if self._problems:
-            raise OptionsError("wrong options for rocketmq:" + "".join(f"\n  - {each}" for each in self._problems))
+            raise OptionsError(describe_problems("options", self._problems))
+
+
+def describe_problems(of: str, problems: Sequence[str]) -> str:
+    """Return the text of an error about one or more problems; a single one is in the first line."""
+    if len(problems) == 1:
+        return f"wrong {of} for rocketmq: {problems[0]}"
+    return f"wrong {of} for rocketmq:" + "".join(f"\n  - {each}" for each in problems)
 
 
 def _flag(text: str) -> bool:

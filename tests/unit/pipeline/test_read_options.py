@@ -96,6 +96,50 @@ def test_all_wrong_options_are_reported_at_once_with_suggestions() -> None:
     assert "s3cret" not in text
 
 
+def test_a_single_problem_is_in_the_first_line() -> None:
+    assert error_of(startingOfsets="earliest") == (
+        "wrong options for rocketmq: unknown option startingofsets: did you mean startingOffsets?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("kafka.bootstrap.servers", "nameServer"),
+        ("kafka.group.id", "groupId"),
+        ("includeHeaders", "includeProperties"),
+        ("kafkaConsumer.pollTimeoutMs", "pullTimeoutMs"),
+    ],
+)
+def test_options_of_kafka_are_recognized(name: str, ours: str) -> None:
+    assert f"unknown option {name.lower()}: did you mean {ours}?" in error_of(**{name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"startingTimestamp": "1700000000"}, "milliseconds since 1970; 1700000000 seconds are 1700000000000"),
+        ({"startingTimestamp": "9" * 30}, "milliseconds since 1970, before the year 10000"),
+        ({"endingOffsetsByTimestamp": '{"Orders": {"b:0": 1700000000}}'}, "1700000000 seconds are 1700000000000"),
+        (
+            {"startingTimestamp": "2026-11-15T11:00", "endingTimestamp": "2026-11-15T10:00"},
+            "endingTimestamp is before startingTimestamp",
+        ),
+        (
+            {
+                "startingOffsets": '{"Orders": {"b:0": 7, "b:1": 0}}',
+                "endingOffsets": '{"Orders": {"b:0": 6, "b:1": -1}}',
+            },
+            "endingOffsets of Orders@b:0 is 6, below startingOffsets",
+        ),
+        ({"subExpression": "price > 3"}, "set expressionType=sql92 for a condition"),
+    ],
+    ids=str,
+)
+def test_a_read_that_would_silently_return_the_wrong_rows_is_refused(given: dict[str, str], problem: str) -> None:
+    assert problem in error_of(**given)
+
+
 def test_missing_options_are_reported() -> None:
     with pytest.raises(OptionsError, match=r"(?s)nameServer is missing.*topic is missing"):
         read_options(CaseInsensitiveDict())

@@ -16,6 +16,7 @@ from pyspark.sql.types import (
 )
 
 from skyroute.errors import SkyrouteError
+from skyroute.pipeline.options import describe_problems
 
 
 class SinkSchemaError(SkyrouteError, ValueError):
@@ -83,7 +84,7 @@ def check_columns(schema: StructType, *, has_topic: bool) -> None:
     if "broker_name" in names and "queue_id" not in names:
         problems.append("broker_name: needs the column queue_id: add it, or drop broker_name")
     if problems:
-        raise SinkSchemaError("wrong columns for rocketmq:" + "".join(f"\n  - {each}" for each in problems))
+        raise SinkSchemaError(describe_problems("columns", problems))
 
 
 def _suggestion(name: str) -> str:

@@ -17,7 +17,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from skyroute.pipeline.options import OptionsError
+from skyroute.pipeline.options import OptionsError, describe_problems
 from skyroute.pipeline.source.body_schema import find_unsupported
 
 
@@ -107,5 +107,5 @@ def chosen_names(schema: StructType, body_format: BodyFormat = BodyFormat.BINARY
         elif field.dataType != column.type:
             wrong.append(f"{field.name}: type {field.dataType.simpleString()} (expected {column.type.simpleString()})")
     if wrong:
-        raise OptionsError("wrong schema for rocketmq:" + "".join(f"\n  - {each}" for each in wrong))
+        raise OptionsError(describe_problems("columns", wrong))
     return [found[field.name].name for field in schema.fields]

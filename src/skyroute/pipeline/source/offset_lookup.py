@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 from skyroute.client.consuming import queue_calls as calls
@@ -201,8 +202,8 @@ class OffsetLookup:
             offset = min(max(low, await calls.offset_at(session, self._wire(queue), time_ms)), high)
             if offset == high and position.fail_if_no_message:
                 raise SourceError(
-                    f"{position.option}: {queue} has no message stored at {time_ms} or later: use an earlier time, or"
-                    " set startingOffsetsByTimestampStrategy=latest to start with the next message"
+                    f"{position.option}: {queue} has no message stored at {_shown(time_ms)} or later: use an earlier"
+                    " time, or set startingOffsetsByTimestampStrategy=latest to start with the next message"
                 )
             return offset
 
@@ -294,3 +295,7 @@ def _matches(topic: str, pattern: str) -> bool:
 
 def _listed(queues: Iterable[QueueRef]) -> str:
     return ", ".join(map(str, sorted(queues)))
+
+
+def _shown(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -35,6 +35,12 @@ EVERY_COLUMN: Final = "*"
 PULL_MESSAGES_MAX: Final = 65_536
 """Largest value of `pullBatchSize`."""
 
+SECONDS: Final = range(10**9, 10**11)
+"""Numbers that are refused as milliseconds, because they are seconds since 1970: as milliseconds, of 1970 to 1973."""
+
+TIME_MS_MAX: Final = 253_402_300_799_999
+
+_SQL92_SIGNS: Final = re.compile(r"[<>=()']")
 _TIME_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -151,7 +157,8 @@ def _parse(options: OptionReader, now_ms: int) -> ReadOptions:
     min_offsets = options.count("minOffsetsPerTrigger", default=None)
     if max_offsets is not None and min_offsets is not None and min_offsets > max_offsets:
         options.add_problem("minOffsetsPerTrigger is larger than maxOffsetsPerTrigger: lower it")
-    start = _read_position(options, "starting", now_ms)
+    start, end = _read_position(options, "starting", now_ms), _read_position(options, "ending", now_ms)
+    _check_order(options, start, end)
     if start is not None and start.kind is PositionKind.GROUP and group is None:
         options.add_problem("startingOffsets=group needs groupId: set the consumer group whose offsets to start at")
     body_format = BodyFormat(options.choice("bodyFormat", choices=tuple(BodyFormat), default=BodyFormat.BINARY))
@@ -164,7 +171,7 @@ def _parse(options: OptionReader, now_ms: int) -> ReadOptions:
         pattern,
         queues,
         start,
-        _read_position(options, "ending", now_ms),
+        end,
         options.flag("failOnDataLoss", default=True),
         _read_expression(options, expression_type),
         expression_type,
@@ -214,7 +221,7 @@ def _read_position(options: OptionReader, side: str, now_ms: int) -> Position | 
         options.choice("startingOffsetsByTimestampStrategy", choices=("error", "latest"), default="error") == "error"
     )
     moment = options.parsed(at, parse=lambda text: _moment(text, now_ms), default=None)
-    times = options.parsed(by_time, parse=parse_offsets, default=None)
+    times = options.parsed(by_time, parse=_times, default=None)
     _only_one_of(options, (plain, by_time, at), f"the {'start' if is_start else 'end'}")
     if moment is not None:
         time_ms, moves = moment
@@ -224,10 +231,24 @@ def _read_position(options: OptionReader, side: str, now_ms: int) -> Position | 
     return position
 
 
+def _check_order(options: OptionReader, start: Position | None, end: Position | None) -> None:
+    """Add a problem if the end is before the start: the read would return nothing."""
+    if start is None or end is None:
+        return
+    if start.time_ms is not None and end.time_ms is not None and start.time_ms > end.time_ms:
+        options.add_problem(f"{end.option} is before {start.option}: swap them")
+    if start.kind is end.kind is PositionKind.OFFSETS:
+        for queue, offset in end.queues.items():
+            if 0 <= offset < start.queues.get(queue, 0):
+                options.add_problem(f"{end.option} of {queue} is {offset}, below {start.option}: swap them")
+
+
 def _read_expression(options: OptionReader, kind: str) -> str:
     def parse(text: str) -> str:
         if kind == SQL92:
             return text
+        if "expressionType" not in options and _SQL92_SIGNS.search(text):
+            raise ValueError("tags such as 'paid || sent'; set expressionType=sql92 for a condition")
         try:
             return parse_tag_expression(text).text
         except TagExpressionError as error:
@@ -297,7 +318,7 @@ def _queues(text: str) -> tuple[QueueRef, ...]:
 def _moment(text: str, now_ms: int) -> tuple[int, bool]:
     """Return a time in milliseconds since 1970, and whether it counts from now."""
     if text.isascii() and text.isdigit():
-        return int(text), False
+        return _milliseconds(int(text)), False
     if text.startswith("-"):
         with suppress(ValueError):
             return max(0, now_ms - round(_duration(text[1:]) * 1000)), True
@@ -307,6 +328,18 @@ def _moment(text: str, now_ms: int) -> tuple[int, bool]:
     raise ValueError(
         "milliseconds since 1970, a time such as 2026-11-15T11:00:00+08:00 (UTC without an offset), or -1h"
     )
+
+
+def _milliseconds(number: int) -> int:
+    if number in SECONDS:
+        raise ValueError(f"milliseconds since 1970; {number} seconds are {number}000")
+    if number > TIME_MS_MAX:
+        raise ValueError("milliseconds since 1970, before the year 10000")
+    return number
+
+
+def _times(text: str) -> Offsets:
+    return {queue: _milliseconds(number) for queue, number in parse_offsets(text).items()}
 
 
 def _duration(text: str) -> float:
