@@ -64,8 +64,8 @@ from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.signing import Signer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import client_context
+from skyroute.wire.calls.assignment import POP_MODE
 from skyroute.wire.calls.groups import PopProgress
-from skyroute.wire.calls.pop import POP_MODE
 
 log = logging.getLogger(__name__)
 
