@@ -163,3 +163,16 @@ def test_a_damaged_number_of_used_slots_does_not_matter(tmp_path: Path, index: K
     add(again, ("c", 300))
     assert (find(again, "a"), find(again, "b"), find(again, "c")) == ([100], [], [300])
     again.close()
+
+
+def test_keys_are_dropped_behind_a_file_that_a_killed_process_had_just_created(index: KeyIndex, tmp_path: Path) -> None:
+    for position in range(0, 1000, 100):
+        add(index, ("every", position))
+    size = index.files[-1].path.stat().st_size
+    with (tmp_path / "index" / "99999999999999999").open("wb") as file:
+        file.truncate(size)
+    index.reload()
+    assert len(index.files) == 2
+    index.truncate_to(700, slots_are_sound=True)
+    add(index, ("every", 700))
+    assert find(index, "every") == list(range(0, 800, 100))
