@@ -1,8 +1,10 @@
 """Brokers and name servers: their state, their settings, and disabling writes."""
 
 import shutil
+from collections.abc import Iterator
 from http import HTTPStatus
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from skyroute import Message
@@ -36,35 +38,41 @@ def test_a_broker_is_found_and_its_state_shown(page: Page, real_cluster: Cluster
     expect(page.get_by_role("alert")).to_have_text("Broker unknown with id 7 is not registered")
 
 
-def test_a_damaged_commit_log_is_shown(page: Page, serve: Serve) -> None:
+@pytest.fixture
+def damaged() -> Iterator[Cluster]:
+    """A cluster that ends after the page, which would otherwise follow its end."""
+    with cluster() as started:
+        yield started
+
+
+def test_a_damaged_commit_log_is_shown(damaged: Cluster, page: Page, serve: Serve) -> None:
     """On the overview, in the list, and on the broker's page."""
-    with cluster() as damaged:
-        console = serve(damaged.name_server_address)
-        page.goto(f"{console.url}cluster/broker-0/0")
-        expect(page.locator("dl.facts")).to_contain_text("DefaultCluster")
-        expect(page.get_by_role("alert")).to_have_count(0)
-        page.goto("about:blank")
-        with Producer("p", damaged.name_server_address) as producer:
-            for number in range(3):
-                producer.send(Message("Made", b"%d" % number * 50))
-        damaged.stop_broker()
-        store = damaged.folder / "broker-0"
-        log = next((store / "commitlog").iterdir())
-        with log.open("r+b") as file:
-            file.seek(file.read(10_000).index(b"1" * 50))
-            file.write(b"x")
-        shutil.rmtree(store / "index")  # the next start reads the whole log
-        damaged.restart_broker()
-        page.goto(f"{console.url}cluster?state=trouble")
-        expect(page.get_by_role("region", name="Brokers of DefaultCluster").locator("tbody tr")).to_contain_text(
-            "damaged", timeout=30_000
-        )
-        check_accessible(page)
-        page.goto(f"{console.url}")
-        expect(page.get_by_text("Brokers with a damaged commit log: 1")).to_be_visible()
-        page.goto(f"{console.url}cluster/broker-0/0")
-        expect(page.get_by_role("alert")).to_contain_text("The commit log is damaged in 1 places (")
-        check_accessible(page)
+    console = serve(damaged.name_server_address)
+    page.goto(f"{console.url}cluster/broker-0/0")
+    expect(page.locator("dl.facts")).to_contain_text("DefaultCluster")
+    expect(page.get_by_role("alert")).to_have_count(0)
+    page.goto("about:blank")
+    with Producer("p", damaged.name_server_address) as producer:
+        for number in range(3):
+            producer.send(Message("Made", b"%d" % number * 50))
+    damaged.stop_broker()
+    store = damaged.folder / "broker-0"
+    log = next((store / "commitlog").iterdir())
+    with log.open("r+b") as file:
+        file.seek(file.read(10_000).index(b"1" * 50))
+        file.write(b"x")
+    shutil.rmtree(store / "index")  # the next start reads the whole log
+    damaged.restart_broker()
+    page.goto(f"{console.url}cluster?state=trouble")
+    expect(page.get_by_role("region", name="Brokers of DefaultCluster").locator("tbody tr")).to_contain_text(
+        "damaged", timeout=30_000
+    )
+    check_accessible(page)
+    page.goto(f"{console.url}")
+    expect(page.get_by_text("Brokers with a damaged commit log: 1")).to_be_visible()
+    page.goto(f"{console.url}cluster/broker-0/0")
+    expect(page.get_by_role("alert")).to_contain_text("The commit log is damaged in 1 places (")
+    check_accessible(page)
 
 
 def test_a_setting_of_one_broker_is_changed(page: Page, real_cluster: Cluster, console: Console) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from skyroute import Message, Producer
+from skyroute import Admin, Message, Producer
 from skyroute.message.queue_ref import QueueRef
 from tests.peers.client.java_client import JavaClients, Place
+from tests.support.waiting import eventually
 from tests.unit.pipeline.reading import bodies, read
 
 COUNT = 20_000
@@ -24,6 +25,14 @@ async def topic(java: JavaClients, place: Place) -> str:
         queue = QueueRef(topic, "first", 0)
         for first in range(0, COUNT, 1_000):
             await producer.send_batch([Message(topic, b"%d" % (first + n)) for n in range(1_000)], queue=queue)
+    async with Admin(place.name_servers) as admin:
+
+        async def is_dispatched() -> bool:
+            status = await admin.topic_status(topic)
+            return sum(span.max_offset for span in status.queues.values()) == COUNT
+
+        # Apache's broker acknowledges messages before they are in their queue, and a batch read ends with the queue.
+        await eventually(is_dispatched, "all messages are dispatched")
     return topic
 
 
