@@ -8,14 +8,11 @@ read it.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import venv
 from collections.abc import Iterator, Sequence
@@ -24,15 +21,14 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.figures import Figure, Target, table
+from benchmarks.comparison import SIDES, Bench, Quantity, Side, Taken, common_options, compare_and_report
+from benchmarks.figures import Figure, Target
 from benchmarks.machine import Bystanders, resident_mb
-from benchmarks.nameserver import SIDES, Bench, Quantity, Side, Taken
 from tests.support.apache import (
     LARGE_HEAP,
     ApacheBroker,
     ApacheNameServer,
     PeerFailedError,
-    PeerUnavailableError,
     fetch_jars,
     java,
 )
@@ -389,64 +385,18 @@ def _run(bench: Bench) -> list[str]:
     return said
 
 
-ROWS: Final = frozenset({"1", "2", "3", "4", "pypi"})
-
-
-def _rows(text: str) -> frozenset[str]:
-    rows = frozenset(part.strip() for part in text.split(","))
-    if unknown := rows - ROWS:
-        raise argparse.ArgumentTypeError(
-            f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(sorted(ROWS))}"
-        )
-    return rows
+ROWS: Final = ("1", "2", "3", "4", "pypi")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.client", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each figure (3)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of one measurement of sending (8)")
-    parser.add_argument("--warm-up", type=float, default=30.0, metavar="SECONDS", help="load by Apache's first (30)")
-    parser.add_argument(
-        "--patience", type=float, default=90.0, metavar="SECONDS", help="to wait for quiet, in all (90)"
-    )
-    parser.add_argument("--only", type=_rows, default=ROWS, metavar="ROWS", help="such as 1,2,pypi")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round of every figure there")
-    parser.add_argument("--strict", action="store_true", help="exit with status 1 if a target is not met")
+    parser = common_options("client", __doc__, ROWS, seconds=8.0, warm_up_s=30.0)
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = _arguments()
-    with tempfile.TemporaryDirectory(prefix="skyroute-bench-") as scratch:
-        bench = Bench(
-            arguments.rounds,
-            arguments.seconds,
-            arguments.warm_up,
-            arguments.only,
-            compact=False,
-            patience_s=arguments.patience,
-            scratch=Path(scratch),
-        )
-        try:
-            said = _run(bench)
-        except (PeerFailedError, PeerUnavailableError, TimeoutError) as error:
-            print(f"benchmark stopped: {error}", file=sys.stderr)
-            return 2
-    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
-    print(f"\nApache's Java client 5.5.0 and ours on one Apache broker of 5.5.0; {machine}")
-    print(f"medians of {bench.rounds} rounds; ratio = ours / Apache's, round by round\n")
-    print(table(bench.figures))
-    print("\n".join(["", *said]))
-    if bench.noise:
-        print(
-            f"others took {median(bench.noise):.0%} of the machine in the median round, {max(bench.noise):.0%} at most"
-        )
-    if arguments.json is not None:
-        report = {"rounds": bench.rounds, "noise": bench.noise, "said": said}
-        report["figures"] = [figure.as_json() for figure in bench.figures]
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    missed = [figure for figure in bench.figures if figure.is_met is False]
-    return 1 if arguments.strict and missed else 0
+    title = "Apache's Java client 5.5.0 and ours on one Apache broker of 5.5.0"
+    return compare_and_report(arguments, _run, title, start=Bench)
 
 
 if __name__ == "__main__":

@@ -7,24 +7,19 @@ puts the same load on them in turns, and prints one table. `README.md` says how 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
-from typing import Literal
 
-from benchmarks.figures import Figure, Target, table
+from benchmarks.comparison import SIDES, Bench, Quantity, Side, Taken, common_options, compare_and_report
+from benchmarks.figures import Figure, Target
 from benchmarks.load.programs import Brokers, Change, Limit, LoadError, Reads, build, read_routes
 from benchmarks.machine import Bystanders, cpu_s_of_all, resident_mb
 from tests.support.apache import (
@@ -32,25 +27,14 @@ from tests.support.apache import (
     ApacheNameServer,
     NameServerProcess,
     PeerFailedError,
-    PeerUnavailableError,
     SkyrouteNameServer,
     fetch_jars,
 )
 
 START_TIMEOUT_S = 60.0
-NOISY = 0.10
-"""A round is noisy if more than this share of the machine went to processes that take no part."""
-LOOK_S = 0.5
-"""How long to look whether the machine is quiet."""
-WAIT_S = 60.0
-"""How long to wait for that at once: idle brokers are dropped after 120 s."""
-
-ROWS = frozenset(map(str, range(1, 11)))
+ROWS = tuple(map(str, range(1, 11)))
 FEW_TOPICS = ("T", 100)
 MANY_TOPICS = ("c0T", 10_000)
-
-Side = Literal["apache", "ours"]
-SIDES: tuple[Side, Side] = ("apache", "ours")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,84 +47,13 @@ class Server:
     """From just before its program was started to its first answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What one side did in one round."""
-
-    values: tuple[float, ...]
-    words: str
-    noise: float
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """The name of one value of `Taken`, and what is hoped of it."""
-
-    what: str
-    unit: str
-    targets: tuple[Target, ...] = ()
-
-
 @dataclass(slots=True)
-class Bench:
-    """One run: its length, and what it has found so far."""
+class NameServerBench(Bench):
+    """A run that starts name servers."""
 
-    rounds: int
-    seconds: float
-    warm_up_s: float
-    only: frozenset[str]
-    compact: bool
-    patience_s: float
-    """How long, in all, to wait for a quiet machine and to repeat noisy rounds."""
-    scratch: Path
-    figures: list[Figure] = field(default_factory=list)
-    noise: list[float] = field(default_factory=list)
-    _began: float = field(default_factory=time.monotonic)
+    compact: bool = False
+    """Registration bodies without blanks, as from Java."""
     _servers: int = 0
-
-    def wants(self, *rows: str) -> bool:
-        return not self.only.isdisjoint(rows)
-
-    def say(self, line: str) -> None:
-        print(f"[{time.monotonic() - self._began:4.0f} s] {line}", flush=True)
-
-    def compare(self, row: str, measure: Callable[[Side], Taken], *quantities: Quantity) -> None:
-        """Measure both sides round by round, neither always first, and keep the quietest rounds."""
-        taken: list[dict[Side, Taken]] = []
-        while len(taken) < self.rounds or self._may_repeat(taken):
-            self._await_quiet()
-            began, is_extra = time.monotonic(), len(taken) >= self.rounds
-            results: dict[Side, Taken] = {}
-            for side in SIDES if len(taken) % 2 == 0 else reversed(SIDES):
-                result = results[side] = measure(side)
-                noise = f" (others took {result.noise:.0%} of the machine)" if result.noise > NOISY else ""
-                self.say(f"row {row} round {len(taken) + 1} {side:6}: {result.words}{noise}")
-            taken.append(results)
-            if is_extra:
-                self.patience_s -= time.monotonic() - began
-        kept = sorted(taken, key=_noise)[: self.rounds]
-        self.noise += map(_noise, kept)
-        for at, quantity in enumerate(quantities):
-            apache, ours = (tuple(results[side].values[at] for results in kept) for side in SIDES)
-            figure = Figure(row, quantity.what, quantity.unit, apache, ours, quantity.targets)
-            self.figures.append(figure)
-            self.say(f"row {row}: {quantity.what.strip()}: ours / Apache's = {figure.ratio or 0:.2f}")
-
-    def _may_repeat(self, taken: list[dict[Side, Taken]]) -> bool:
-        quiet = sum(_noise(results) <= NOISY for results in taken)
-        return quiet < self.rounds and len(taken) < 2 * self.rounds and self.patience_s > 0
-
-    def _await_quiet(self) -> None:
-        """Wait for others to finish. Our own servers are idle between rounds, and count as others here."""
-        began = time.monotonic()
-        while (waited_s := time.monotonic() - began) < min(self.patience_s, WAIT_S):
-            with Bystanders() as bystanders:
-                time.sleep(LOOK_S)
-            if bystanders.share <= NOISY:
-                break
-        if waited_s > LOOK_S:
-            self.say(f"waited {waited_s:.0f} s for a quiet machine")
-            self.patience_s -= waited_s
 
     @contextmanager
     def running(self, side: Side, java_options: Sequence[str] = LARGE_HEAP) -> Iterator[Server]:
@@ -192,10 +105,6 @@ class Bench:
         return Brokers(server.port, clusters=1, brokers=2, topics=topics, compact=True)
 
 
-def _noise(results: Mapping[Side, Taken]) -> float:
-    return max(result.noise for result in results.values())
-
-
 def _await_answer(peer: NameServerProcess, process: subprocess.Popen[bytes], deadline: float) -> None:
     """Knock until a request is answered: the route of a topic that does not exist."""
     header = b'{"code":105,"extFields":{"topic":"none"},"flag":0,"language":"JAVA","opaque":1,"version":495}'
@@ -234,7 +143,7 @@ CLIENTS = (
 )
 
 
-def measure_reads(bench: Bench) -> None:
+def measure_reads(bench: NameServerBench) -> None:
     """How many routes a second, and how long does one take, for clients that wait for each answer?"""
     bench.say("rows 1 to 3: starting both servers with 2 brokers x 100 topics")
     with bench.pair() as servers, ExitStack() as stack:
@@ -249,7 +158,9 @@ def measure_reads(bench: Bench) -> None:
                 _compare_reads(bench, clients, servers, few)
 
 
-def _compare_reads(bench: Bench, clients: Clients, servers: dict[Side, Server], few: dict[Side, Brokers]) -> None:
+def _compare_reads(
+    bench: NameServerBench, clients: Clients, servers: dict[Side, Server], few: dict[Side, Brokers]
+) -> None:
     sizes: list[int] = []
 
     def measure(side: Side) -> Taken:
@@ -278,7 +189,7 @@ def _describe(reads: Reads) -> str:
 # --------------------------------------------------------------------------------------------------------- rows 4, 7
 
 
-def measure_registering(bench: Bench) -> None:
+def measure_registering(bench: NameServerBench) -> None:
     """How soon does a fresh server know a large fleet, and what does that cost in memory?"""
 
     def measure(side: Side) -> Taken:
@@ -298,7 +209,7 @@ def measure_registering(bench: Bench) -> None:
     )
 
 
-def measure_starting(bench: Bench) -> None:
+def measure_starting(bench: NameServerBench) -> None:
     """How soon does a fresh server answer, and what does it weigh then?"""
 
     def measure(side: Side) -> Taken:
@@ -335,7 +246,7 @@ UNRESTS = (
 )
 
 
-def measure_large_fleet(bench: Bench) -> None:
+def measure_large_fleet(bench: NameServerBench) -> None:
     """With 32 brokers x 10,000 topics: how are reads served while all re-register, and how fast are heartbeats?"""
     bench.say("rows 5 and 6: starting both servers with 32 brokers x 10,000 topics")
     with bench.pair() as servers, ExitStack() as stack:
@@ -402,7 +313,7 @@ LONG_FRAMES = (*LARGE_HEAP, "-Dcom.rocketmq.remoting.frameMaxLength=268435456")
 FEW_CLIENTS = Clients("8", 16, 16, Target("ratio at least", 2.0))
 
 
-def measure_sizes(bench: Bench) -> None:
+def measure_sizes(bench: NameServerBench) -> None:
     """How many routes a second with few and many topics, all of them asked for before, and what does a topic weigh?"""
     for topics in SIZES:
         _compare_at_size(bench, topics)
@@ -413,7 +324,7 @@ def measure_sizes(bench: Bench) -> None:
         bench.figures.append(Figure("8", name, "ratio", (), (large / small,), target))
 
 
-def _compare_at_size(bench: Bench, topics: int) -> None:
+def _compare_at_size(bench: NameServerBench, topics: int) -> None:
     bench.say(f"row 8: starting both servers with 2 brokers x {topics:,} topics")
     with bench.pair(LONG_FRAMES) as servers, ExitStack() as stack:
         empty_mb = {side: resident_mb(server.pid) for side, server in servers.items()}
@@ -452,11 +363,11 @@ def _read_sized(server: Server, topics: int, seconds: float, *, once: bool = Fal
     return read_routes(server.port, clients.connections, clients.depth, seconds=seconds, topics=names, once=once)
 
 
-def _ours(bench: Bench, what: str) -> float:
+def _ours(bench: NameServerBench, what: str) -> float:
     return median(next(figure.ours for figure in bench.figures if figure.what == what))
 
 
-def measure_first_questions(bench: Bench) -> None:
+def measure_first_questions(bench: NameServerBench) -> None:
     """How many routes a second when every topic is asked for once, and for the first time?"""
 
     def measure(topics: int, side: Side) -> Taken:
@@ -474,7 +385,7 @@ def measure_first_questions(bench: Bench) -> None:
         bench.compare("9", partial(measure, topics), first)
 
 
-def measure_changing(bench: Bench) -> None:
+def measure_changing(bench: NameServerBench) -> None:
     """How are routes served while the brokers that serve them change them without pause?"""
     bench.say(f"row 10: starting both servers with 2 brokers x {CHANGING:,} topics")
     unrest = Unrest("10", "routes read while they change", "queues", ("T", CHANGING))
@@ -497,7 +408,7 @@ def measure_changing(bench: Bench) -> None:
         bench.compare("10", measure, rate, Quantity("  registrations meanwhile", "a second"))
 
 
-def _run(bench: Bench) -> None:
+def _run(bench: NameServerBench) -> None:
     fetch_jars()
     for program in ("nsload", "nsreg", "nslimit"):
         build(program)
@@ -517,13 +428,6 @@ def _run(bench: Bench) -> None:
         measure_changing(bench)
 
 
-def _rows(text: str) -> frozenset[str]:
-    rows = frozenset(part.strip() for part in text.split(","))
-    if unknown := rows - ROWS:
-        raise argparse.ArgumentTypeError(f"no such row: {', '.join(sorted(unknown))}; there are 1 to {len(ROWS)}")
-    return rows
-
-
 def _rounds(text: str) -> int:
     if int(text) < 3:
         raise argparse.ArgumentTypeError("a median needs three rounds or more")
@@ -531,70 +435,19 @@ def _rounds(text: str) -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.nameserver", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=_rounds, default=3, help="rounds of each figure (3)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of one measurement (4)")
-    parser.add_argument("--warm-up", type=float, default=12.0, metavar="SECONDS", help="load on Apache's first (12)")
+    parser = common_options("nameserver", __doc__, ROWS, seconds=4.0, warm_up_s=12.0, rounds=_rounds)
     parser.add_argument("--quick", action="store_true", help="1 s a measurement, 4 s of warm-up: a first impression")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=90.0,
-        metavar="SECONDS",
-        help="to wait for quiet, and repeat noise, in all (90)",
-    )
-    parser.add_argument("--only", type=_rows, default=ROWS, metavar="ROWS", help="such as 1,2,3")
     parser.add_argument("--compact", action="store_true", help="registration bodies without blanks, as from Java")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round of every figure there")
-    parser.add_argument("--strict", action="store_true", help="exit with status 1 if a target is not met")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.seconds, arguments.warm_up = 1.0, 4.0
     return arguments
 
 
-def _machine() -> str:
-    java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr.split("\n")[0]
-    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {java}"
-
-
-def _write_json(path: Path, bench: Bench, machine: str) -> None:
-    report = {
-        "machine": machine,
-        "rounds": bench.rounds,
-        "seconds": bench.seconds,
-        "noise": bench.noise,
-        "figures": [figure.as_json() for figure in bench.figures],
-    }
-    path.write_text(json.dumps(report, indent=2) + "\n")
-
-
 def main() -> int:
     arguments = _arguments()
-    with tempfile.TemporaryDirectory(prefix="skyroute-bench-") as scratch:
-        bench = Bench(
-            arguments.rounds,
-            arguments.seconds,
-            arguments.warm_up,
-            arguments.only,
-            arguments.compact,
-            arguments.patience,
-            Path(scratch),
-        )
-        try:
-            _run(bench)
-        except (LoadError, PeerFailedError, PeerUnavailableError) as error:
-            print(f"benchmark stopped: {error}", file=sys.stderr)
-            return 2
-    machine = _machine()
-    print(f"\nApache RocketMQ 5.5.0 (2 GB heap, warmed up except in rows 4 and 7) and ours; {machine}")
-    print(f"medians of {bench.rounds} rounds of {bench.seconds:g} s; ratio = ours / Apache's, round by round\n")
-    print(table(bench.figures))
-    print(f"\nothers took {median(bench.noise):.0%} of the machine in the median round, {max(bench.noise):.0%} at most")
-    if arguments.json is not None:
-        _write_json(arguments.json, bench, machine)
-    missed = [figure for figure in bench.figures if figure.is_met is False]
-    return 1 if arguments.strict and missed else 0
+    title = "Apache RocketMQ 5.5.0 (2 GB heap, warmed up except in rows 4 and 7) and ours"
+    return compare_and_report(arguments, _run, title, start=partial(NameServerBench, compact=arguments.compact))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import signal
 import sys
 import tempfile
@@ -18,21 +17,19 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 from benchmarks.broker import BATCH_SENDERS, BODY, CONFIG, QUEUES, Broker, Senders, name_servers, running
-from benchmarks.figures import Figure, Target, table
+from benchmarks.comparison import SIDES, Bench, Quantity, Side, Taken, common_options, compare_and_report
+from benchmarks.figures import Target
 from benchmarks.load.programs import LoadError, Messages, build, load_broker
 from benchmarks.machine import Bystanders, await_idle_children, resident_mb
-from benchmarks.nameserver import SIDES, Bench, Quantity, Side, Taken
 from tests.support.apache import (
     SMALL_HEAP,
     ApacheBroker,
     NameServerProcess,
-    PeerFailedError,
-    PeerUnavailableError,
     fetch_jars,
 )
 from tests.support.our_broker import SkyrouteBroker
@@ -208,62 +205,16 @@ def _run(bench: Bench, gigabytes: float) -> None:
             compare_catch_up(bench, servers, gigabytes)
 
 
-def _rows(text: str) -> frozenset[str]:
-    wanted = frozenset(part.strip() for part in text.split(","))
-    if unknown := wanted - set(ROWS):
-        raise argparse.ArgumentTypeError(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}")
-    return wanted
-
-
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.replication", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each figure (3)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="length of one measurement (6)")
-    parser.add_argument("--warm-up", type=float, default=30.0, metavar="SECONDS", help="load on Apache's first (30)")
+    parser = common_options("replication", __doc__, ROWS, seconds=6.0, warm_up_s=30.0)
     parser.add_argument("--gigabytes", type=float, default=5.0, help="that a slave has to catch up (5)")
-    parser.add_argument(
-        "--patience", type=float, default=90.0, metavar="SECONDS", help="to wait for quiet, in all (90)"
-    )
-    parser.add_argument("--only", type=_rows, default=frozenset(ROWS), metavar="ROWS", help="such as 1,3")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round of every figure there")
-    parser.add_argument("--strict", action="store_true", help="exit with status 1 if a target is not met")
     return parser.parse_args()
 
 
 def main() -> int:
     arguments = _arguments()
-    with tempfile.TemporaryDirectory(prefix="skyroute-bench-") as scratch:
-        bench = Bench(
-            arguments.rounds,
-            arguments.seconds,
-            arguments.warm_up,
-            arguments.only,
-            compact=False,
-            patience_s=arguments.patience,
-            scratch=Path(scratch),
-        )
-        try:
-            _run(bench, arguments.gigabytes)
-        except (LoadError, PeerFailedError, PeerUnavailableError, TimeoutError) as error:
-            print(f"benchmark stopped: {error}", file=sys.stderr)
-            return 2
-    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
-    print(f"\nmaster and slave of Apache's 5.5.0 and of ours, {QUEUES} queues, bodies of {BODY} bytes; {machine}")
-    print(f"medians of {bench.rounds} rounds; ratio = ours / Apache's, round by round\n")
-    print(table(sorted(bench.figures, key=lambda figure: figure.row)))
-    if bench.noise:
-        print(
-            f"\nothers took {median(bench.noise):.0%} of the machine in the median round, "
-            f"{max(bench.noise):.0%} at most"
-        )
-    if arguments.json is not None:
-        figures: list[Figure] = bench.figures
-        report = {"rounds": bench.rounds, "noise": bench.noise, "figures": [figure.as_json() for figure in figures]}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    missed = [figure for figure in bench.figures if figure.is_met is False]
-    return 1 if arguments.strict and missed else 0
+    title = f"master and slave of Apache's 5.5.0 and of ours, {QUEUES} queues, bodies of {BODY} bytes"
+    return compare_and_report(arguments, partial(_run, gigabytes=arguments.gigabytes), title, start=Bench)
 
 
 if __name__ == "__main__":
