@@ -10,6 +10,7 @@ from skyroute.cli.options import examples
 from skyroute.cli.pipeline.job_runner import (
     History,
     as_datetime,
+    check_name_servers,
     duration,
     history_options,
     run_job,
@@ -299,6 +300,7 @@ def traffic(name_servers: str, topics: tuple[str, ...], window_s: float, *, by_k
             return job.hot_keys(messages).orderBy("topic", "messages", "key", ascending=[True, False, True])
         return job.traffic(messages, window_s).orderBy("window", "topic", "tags", "producer")
 
+    check_name_servers(name_servers)
     run_job(query, "reading topics", **options)
 
 
@@ -364,6 +366,7 @@ def lag(
             raise click.ClickException(f"no samples: no broker has offsets {of}. Start a consumer first")
         return job.lag(job.read_samples(spark, samples), window_s).orderBy("window", "consumer_group", "topic")
 
+    check_name_servers(name_servers)
     run_job(query, "taking samples", **options)
 
 
@@ -394,6 +397,7 @@ def audit(name_servers: str, topics: tuple[str, ...], key: str | None, **options
             return job.duplicates(messages, key).orderBy("topic", "messages", "key", ascending=[True, False, True])
         return job.gaps(messages).orderBy("topic", "broker_name", "queue_id", "first_missing")
 
+    check_name_servers(name_servers)
     run_job(query, "reading topics", **options)
 
 
@@ -423,6 +427,7 @@ def latency(name_servers: str, trace_topic: str, window_s: float, **options: Any
         records = job.trace_records(spark.read.format("rocketmq").options(**source).load())
         return job.latency(records, window_s).orderBy("window", "topic", "consumer_group")
 
+    check_name_servers(name_servers)
     run_job(query, "reading traces", **options)
 
 
@@ -447,6 +452,7 @@ def retention(name_servers: str, topics: tuple[str, ...], disk_gib: float, **opt
         messages = spark.read.format("rocketmq").options(**_source_options(name_servers, topics, job.COLUMNS)).load()
         return job.retention(messages, int(disk_gib * 2**30)).orderBy("broker_name", "topic")
 
+    check_name_servers(name_servers)
     run_job(query, "reading topics", **options)
 
 
@@ -526,6 +532,8 @@ def archive(
         raise click.UsageError("nothing to archive: add --journal, or -t with -n")
     if topics and not name_servers:
         raise click.UsageError("-t needs a name server: add -n HOST:PORT, or set NAMESRV_ADDR")
+    if name_servers and topics:
+        check_name_servers(name_servers)
     with spark_session("archiving", master) as spark:
         from skyroute.pipeline.jobs import archive as job
         from skyroute.pipeline.journal.reading import stream_journal

@@ -272,6 +272,16 @@ def _tasks(spark: "SparkSession") -> str:
     return f": {done} of {total} tasks done" if total else ""
 
 
+def check_name_servers(addresses: str) -> None:
+    """Report name servers that do not respond before Spark starts, which takes seconds."""
+    _check_spark()
+    from skyroute.blocking import Admin
+    from skyroute.client.errors import BrokerRefusedError
+
+    with errors_in_one_line(), suppress(BrokerRefusedError), Admin(addresses) as admin:
+        admin.cluster()
+
+
 @contextmanager
 def errors_in_one_line() -> Iterator[None]:
     """Turn our errors into a single line of output."""
