@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ LATE_SCANS_MAX: Final = 3
 """Maximum number of scans in a row that are postponed because they are late."""
 TICK_S: Final = 0.5
 """How often this process notes that it runs, to find out that it was stalled."""
+DEAD_A_TURN: Final = 100
+"""Dead brokers that are replaced in one turn of the loop. Thousands may have one connection, or end at once."""
 
 
 @dataclass(slots=True)
@@ -43,6 +46,8 @@ class Failover:
     """Runs `replace_master` in the background."""
     _stalls: StallDetector = field(init=False)
     _ran_at: float = field(init=False)
+    _dead: deque[tuple[ReplicaKey, Cause]] = field(default_factory=deque)
+    """Brokers found dead that are not replaced yet, in a later turn of the loop."""
 
     def __post_init__(self) -> None:
         self._ran_at = self.clock.monotonic()
@@ -85,12 +90,22 @@ class Failover:
                 self.spawn(name, Cause.MASTER_DEAD, None)
 
     def _replace_dead(self, keys: Iterable[ReplicaKey], cause: Cause) -> None:
-        reason = "connection closed" if cause is Cause.MASTER_DISCONNECTED else "no heartbeat in time"
-        for key in keys:
+        goes_on = bool(self._dead)
+        self._dead.extend((key, cause) for key in keys)
+        if not goes_on:
+            self._replace_some()
+
+    def _replace_some(self) -> None:
+        """Replace the masters among the first brokers found dead; the rest follows in the next turn."""
+        for _ in range(min(len(self._dead), DEAD_A_TURN)):
+            key, cause = self._dead.popleft()
+            reason = "connection closed" if cause is Cause.MASTER_DISCONNECTED else "no heartbeat in time"
             log.info("broker not alive broker=%s id=%d reason=%s", key.broker_name, key.broker_id, reason)
             group = self.groups.find(key.broker_name)
             if self.leadership.is_leader and group is not None and needs_election(group, self.live(group)):
                 self.spawn(key.broker_name, cause, key.broker_id)
+        if self._dead:
+            asyncio.get_running_loop().call_soon(self._replace_some)
 
     async def replace_master(self, broker_name: str, cause: Cause, dead_id: int | None) -> None:
         """Elect a new master for a group if it still needs one; log an error if that fails.
