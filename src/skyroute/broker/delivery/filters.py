@@ -83,8 +83,7 @@ def subscription_filter(topic: str, kind: str, expression: str, *, by_properties
         tags = parse_tag_expression(expression)
     except TagExpressionError:
         raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed") from None
-    subscription = Subscription(topic, tags.text, TAG, codes=tuple(tags.codes))
-    return make_filter(subscription, by_properties=by_properties)
+    return _EVERYTHING if tags.wants_everything else Filter(tags.codes.__contains__)
 
 
 def retry_filter(plain: Filter, subscriptions: Iterable[Subscription]) -> Filter:

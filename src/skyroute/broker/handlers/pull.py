@@ -279,7 +279,7 @@ class PullHandlers:
             found.next_offset,
             found.min_offset,
             found.max_offset,
-            self._suggested_broker(found, group_config),
+            self._suggested_broker(found, group_config) if self._config.slave_read_enabled else MASTER_ID,
             topic_sys_flag=None if topic_config is None else topic_config.sys_flag,
             group_sys_flag=None if group_config is None else group_config.sys_flag,
         )
@@ -287,7 +287,7 @@ class PullHandlers:
 
     def _suggested_broker(self, found: QueueRead, group: GroupConfig | None) -> int:
         """Return the broker id to pull from next: a slave's for messages that are no longer in memory."""
-        if not self._config.slave_read_enabled or group is None:
+        if group is None:
             return MASTER_ID
         memory_bytes = self._memory_bytes * self._config.memory_share
         if found.last_position >= 0 and self._store.max_position - found.last_position > memory_bytes:

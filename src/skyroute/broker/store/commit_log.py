@@ -265,7 +265,7 @@ class CommitLog:
 
     def record_at(self, position: int) -> bytes | None:
         """Return the record that starts here; None if no record does, or it is damaged."""
-        if self.damaged and position in self.damaged:
+        if not self.damaged.is_empty and position in self.damaged:
             return None
         words = self.read(position, _WORDS.size)
         if words is None:

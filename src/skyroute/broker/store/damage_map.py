@@ -5,14 +5,13 @@ from collections.abc import Iterable
 
 
 class DamageMap:
-    """Damaged ranges of a log. False while empty: every read tests this."""
+    """Damaged ranges of a log."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._starts)
+        self.is_empty = True
+        """An attribute, since every read of a queue tests it."""
 
     def __contains__(self, position: int) -> bool:
         place = bisect_right(self._starts, position) - 1
@@ -23,3 +22,4 @@ class DamageMap:
         ordered = sorted(ranges)
         self._starts = [start for start, _ in ordered]
         self._ends = [end for _, end in ordered]
+        self.is_empty = not ordered

@@ -76,7 +76,7 @@ class StoreReader:
             status = ReadStatus.AT_END if offset == high else ReadStatus.BEYOND_END
             return QueueRead(status, high, low, high)
         has_filter = accept is not None or accept_record is not None
-        takes_all = not has_filter and not self._log.damaged
+        takes_all = not has_filter and self._log.damaged.is_empty
         if takes_all and isinstance(queue, ConsumeQueue) and (raw_units := queue.units(offset, max(count_max, 1))):
             everything = collect_all(self._log, offset, raw_units, low, high, bytes_max)
             if everything is not None:

@@ -109,7 +109,7 @@ def collect(
     `offset` is that of the first message, `stops` has the end offset of each unit, `low` and `high` are the bounds of
     the queue. After the first examined record, `may_go_on` is called before each unit.
     """
-    log_end, damaged = log.end, log.damaged
+    log_end, damaged = log.end, None if log.damaged.is_empty else log.damaged
     chunks: list[memoryview] = []
     status = ReadStatus.NO_MATCH
     count = total = 0
@@ -137,7 +137,7 @@ def collect(
                 start = stop = 0
             else:
                 start, stop, view = segment.start, min(segment.stop, log_end), segment.view
-        if position + size > stop or size <= 0 or view is None or (damaged and position in damaged):
+        if position + size > stop or size <= 0 or view is None or (damaged is not None and position in damaged):
             status = ReadStatus.REMOVED
             continue
         at = position - start
