@@ -1,1 +1,1 @@
-"""The broker: keeps messages and gives them out."""
+"""The broker: stores messages and delivers them."""

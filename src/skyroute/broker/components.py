@@ -338,7 +338,7 @@ class Components:
 
     @property
     def _writes(self) -> bool:
-        """Whether this broker appends messages by itself: it is a master."""
+        """Whether this broker appends messages: it is a master."""
         return self.ha_slave is None and (self.roles is None or self.roles.is_master)
 
     def has_master(self) -> bool | None:
