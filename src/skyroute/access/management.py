@@ -147,6 +147,14 @@ def list_acls(rules: Rules, request: Request, _sender: User | None) -> Managed:
     return Managed(rules, encode_acls([acl_body(name, acl) for name, acl in found if acl]))
 
 
+def hides_super(rules: Rules, request: Request, sender: User | None) -> bool:
+    """Return whether an ordinary user would create a user in place of a super user of another file."""
+    if request.code != RequestCode.AUTH_CREATE_USER or not _is_ordinary(sender):
+        return False
+    hidden = rules.users.get(decode_username(request))
+    return hidden is not None and hidden.is_super
+
+
 def _check_super(old: User, sender: User | None) -> None:
     if old.is_super and _is_ordinary(sender):
         raise RulesError(ONLY_SUPER.format("update"))

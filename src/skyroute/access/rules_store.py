@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from skyroute.access.management import manage
+from skyroute.access.management import ONLY_SUPER, hides_super, manage
 from skyroute.access.plain_acl import parse_plain_acl
 from skyroute.access.rules import Rules
 from skyroute.access.rules_file import RulesFile, WatchedFile
@@ -88,6 +88,8 @@ class RulesStore:
             self.load()
         if request.code in READ_CODES:
             return manage(self._rules, request, sender).response
+        if hides_super(self._rules, request, sender):
+            return Response.error(ONLY_SUPER.format("update"))
         managed = manage(self._own, request, sender)
         if managed.rules is not self._own:
             self.file.save(managed.rules)

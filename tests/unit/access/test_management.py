@@ -176,6 +176,18 @@ def test_accounts_of_acl_1_are_users_that_are_only_read(tmp_path: Path) -> None:
     assert sorted(store.load().users) == ["alice", "new"]
 
 
+def test_a_super_user_of_acl_1_is_replaced_by_super_users_only(tmp_path: Path) -> None:
+    plain = tmp_path / "plain_acl.yml"
+    plain.write_text("accounts:\n- accessKey: chief\n  secretKey: 12345678\n  admin: true\n")
+    store = RulesStore(tmp_path / "access.json", [plain])
+    chief = store.load().users["chief"]
+    create = encode_create_user(UserBody("chief", SECRET))
+    refused = store.manage(create, ALICE)
+    assert (refused.code, refused.remark) == (1, "The super user can only be update by super user")
+    assert store.rules.users["chief"] is chief
+    assert store.manage(create, ROOT).code == 0
+
+
 def test_an_invalid_file_leaves_the_rules_in_force_and_is_reported_once(tmp_path: Path) -> None:
     path = tmp_path / "access.json"
     store = RulesStore(path)
