@@ -252,10 +252,16 @@ class Enforcer:
             raise RefusedError(ResponseCode.NO_PERMISSION, refusal.text)
 
     def allows(self, peer: Peer, topic_name: str, action: Action) -> bool:
-        """Return whether the user of a connection may use a topic: the broker is about to send it a message."""
+        """Return whether the user of a connection may use a topic: the broker is about to send it a message.
+
+        A connection without a user may do so from a trusted address, or if sends are not checked at all.
+        """
         gate = self.gate
-        if gate is None or not peer.user:
+        if gate is None:
             return True
+        if not peer.user:
+            is_open = RequestCode.SEND_MESSAGE_V2 in gate.settings.exempt_codes
+            return is_open or gate.rules.trusted_sources.contains(peer.source)
         user = gate.rules.users.get(peer.user)
         if user is None or not user.is_enabled:
             return False

@@ -80,6 +80,22 @@ async def test_a_check_of_a_transaction_is_sent_to_producers_that_may_send_to_it
     assert await is_silent(spy)
 
 
+@pytest.mark.parametrize("exempt", ["34", "34,310"])
+async def test_a_check_of_a_transaction_is_not_sent_to_strangers_that_may_only_send_heartbeats(
+    empty_cluster: Cluster, exempt: str
+) -> None:
+    await empty_cluster.start(**GUARDED, authentication_exempt=exempt)
+    await empty_cluster.add_topic("secrets")
+    spy, owner = await empty_cluster.line(), await empty_cluster.line()
+    half = send(ROOT, "secrets", b"half", {"TRAN_MSG": "true", "PGROUP": "payments", "UNIQ_KEY": "u1"})
+    assert (await owner.call(half)).code == 0
+    unsigned = json.dumps({"clientID": "spy", "producerDataSet": [{"groupName": "payments"}]}).encode()
+    assert (await spy.call(Request(34, {}, unsigned))).code == 0
+    empty_cluster.clock.advance(31)
+    await empty_cluster.broker.components.transactions.send_checks()
+    assert await is_silent(spy) == (exempt == "34")
+
+
 async def test_replies_cannot_be_taken_over_with_a_client_id(guarded: Cluster) -> None:
     victim, spy, server = await guarded.line(), await guarded.line(), await guarded.line()
     assert (await victim.call(heartbeat(ALICE, VICTIM["client"], "payments"))).code == 0
