@@ -23,7 +23,7 @@ from skyroute.broker.cluster.topic_routes import TopicRoutes
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.flush_wait import Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
-from skyroute.broker.handlers.access_checks import RequireTopic
+from skyroute.broker.handlers.access_checks import RequireTopic, SharedRetryTopics
 from skyroute.broker.handlers.offsets import bytes_in_memory
 from skyroute.broker.housekeeping import TABLES_S, Retention, every, save_all
 from skyroute.broker.identity import Identity
@@ -486,6 +486,13 @@ class Components:
     @property
     def require(self) -> RequireTopic | None:
         return None if self.enforcer is None or self.enforcer.gate is None else self.enforcer.require
+
+    @property
+    def shared_retries(self) -> SharedRetryTopics | None:
+        enforcer = self.enforcer
+        if enforcer is None or enforcer.gate is None:
+            return None
+        return SharedRetryTopics(self.offsets.groups_of, enforcer.reader)
 
     @property
     def _may_replicate(self) -> Callable[[str], bool] | None:

@@ -165,6 +165,7 @@ def _for_consumers(components: Components) -> dict[int, Handler]:
         identity=components.identity,
         monotonic=components.clock.monotonic,
         make_recheck=None if components.enforcer is None else components.enforcer.recheck,
+        shared_retries=components.shared_retries,
         has_master=None if components.ha_slave is None and components.roles is None else components.has_master,
     )
     clients = ClientHandlers(
@@ -205,6 +206,7 @@ def _for_consumers(components: Components) -> dict[int, Handler]:
         *(components.popping, components.pop_polling, components.store, components.topics, components.groups),
         *(components.config, components.identity, components.clock),
         make_recheck=None if components.enforcer is None else components.enforcer.recheck,
+        shared_retries=components.shared_retries,
     )
     assignment = AssignmentHandlers(components.topic_routes, components.clients, components.request_modes)
     return {
@@ -284,6 +286,7 @@ def _for_tools(components: Components) -> dict[int, Handler]:
         components.step_runner,
         components.clock.monotonic,
         components.require,
+        components.shared_retries,
     )
     admin = BrokerAdminHandlers(components)
     forwarding = ForwardingHandlers(

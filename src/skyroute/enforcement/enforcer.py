@@ -251,6 +251,23 @@ class Enforcer:
             gate.counts[refusal.reason] += 1
             raise RefusedError(ResponseCode.NO_PERMISSION, refusal.text)
 
+    def reader(self, peer: Peer) -> Callable[[str, str], bool] | None:
+        """Return the test whether the sender of the request in hand may read messages of a group in a retry topic.
+
+        None if it may read everything. The test goes by the rules of the time at which it is made.
+        """
+        gate, verdict = self.gate, self._verdict
+        if gate is None or verdict is None or verdict.user is None or verdict.reason is not Reason.POLICY:
+            return None
+        name, source = verdict.user.name, peer.source
+
+        def may_read(topic_name: str, group: str) -> bool:
+            user = gate.rules.users.get(name)
+            need = topic_need(topic_name, frozenset({Action.SUB}), group)
+            return user is not None and gate.refusal(user, need, source) is None
+
+        return may_read
+
     def allows(self, peer: Peer, topic_name: str, action: Action) -> bool:
         """Return whether the user of a connection may use a topic: the broker is about to send it a message.
 

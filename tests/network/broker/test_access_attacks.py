@@ -16,7 +16,7 @@ from skyroute.message.properties import encode_properties
 from skyroute.message.record import body_crc, encode_record
 from tests.network.broker.calls import batch_body
 from tests.network.broker.clusters import Cluster
-from tests.network.broker.pops import got, pop
+from tests.network.broker.pops import got, later, pop
 from tests.network.broker.test_access import GUARDED, NO_PERMISSION, pulled
 from tests.support.connections import AsyncConnection
 from tests.support.disks import HERE
@@ -393,6 +393,40 @@ async def test_dead_letters_are_open_to_the_group_and_not_to_all_topics(guarded:
     assert (await line.call(theirs)).code != NO_PERMISSION
     await line.call(allow(BOB, "Topic:%DLQ%g", "Sub", decision="Deny"))
     assert (await line.call(own)).code == NO_PERMISSION
+
+
+@pytest.mark.parametrize("kind", ["pull", "waiting pull", "pop", "peek", "query"])
+async def test_the_right_to_a_group_opens_no_retries_of_another_group_in_a_topic_of_the_same_name(
+    guarded: Cluster, kind: str
+) -> None:
+    """`%RETRY%g_secrets` is the retry topic of group `g_secrets`, and the POP retry topic of group `g`."""
+    spy, owner = await guarded.line(), await guarded.line()
+    for group in ("g", "g_secrets"):
+        assert (await owner.call(ROOT.sign(Request(200, {}, json.dumps({"groupName": group}).encode())))).code == 0
+    await owner.call(allow(BOB, "Group:g_*", "Sub"))
+    await owner.call(allow(BOB, "Group:g", "Sub", decision="Deny"))
+    shared = "%RETRY%g_secrets"
+    await guarded.add_topic(shared)
+    popping = pop(shared, consumerGroup="g_secrets")
+    request = {
+        "pull": pulled(shared, group="g_secrets"),
+        "waiting pull": pulled(shared, group="g_secrets", suspend_ms=15_000),
+        "pop": popping,
+        "peek": Request(200052, popping.fields),
+        "query": Request(
+            12, {"topic": shared, "key": "k", "maxNum": "9", "beginTimestamp": "0", "endTimestamp": f"{1 << 50}"}
+        ),
+    }[kind]
+    waiting = await spy.send(BOB.sign(request)) if kind == "waiting pull" else None
+    assert (await owner.call(send(ROOT, "secrets", b"of secrets", {"KEYS": "k"}))).code == 0
+    assert (await owner.call(ROOT.sign(pop("secrets", invisibleTime=10_000)))).code == 0
+    for _ in range(40):
+        later(guarded, 1)
+    assert guarded.stored(shared) == [b"of secrets"]
+    answer = await spy.call(BOB.sign(request)) if waiting is None else await spy.answer(waiting)
+    assert (answer.code == NO_PERMISSION, b"of secrets" in answer.body) == (False, False)
+    whole = Request(request.code, request.fields | {"consumerGroup": "g"})  # for the other group, it was passed over
+    assert b"of secrets" in (await owner.call(ROOT.sign(whole))).body
 
 
 async def test_a_member_of_a_group_acknowledges_retried_messages(guarded: Cluster) -> None:

@@ -1,7 +1,7 @@
 """Turns a subscription into the filter that the store applies to each message."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -119,6 +119,20 @@ def group_filter(group: str) -> Filter:
         return origin is None or origin == group  # brokers before 5.5 do not say whose it is
 
     return Filter(accept_record=accept)
+
+
+def without_groups(plain: Filter, groups: Collection[str]) -> Filter:
+    """Return a filter that also hides retried messages of these groups."""
+    accept_plain = plain.accept_record
+
+    def accept(record: bytes) -> bool:
+        try:
+            origin = find_property(decode_record(record).raw_properties, ORIGIN_GROUP)
+        except RecordError:
+            return False
+        return origin not in groups and (accept_plain is None or accept_plain(record))
+
+    return Filter(plain.accept_code, accept)
 
 
 class _CompiledConditions:

@@ -7,7 +7,8 @@ from typing import Final
 from skyroute.access.resources import Action
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.handlers.access_checks import RequireTopic, require_message
+from skyroute.broker.delivery.filters import Filter
+from skyroute.broker.handlers.access_checks import RequireTopic, SharedRetryTopics, require_message
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.topics import Topics
 from skyroute.message.message import StoredMessage
@@ -50,12 +51,15 @@ class MessageQueryHandlers:
     step_runner: StepRunner
     monotonic: Callable[[], float]
     require: RequireTopic | None = None
+    shared_retries: SharedRetryTopics | None = None
 
-    def by_key(self, request: Request, _peer: Peer) -> Answer:
+    def by_key(self, request: Request, peer: Peer) -> Answer:
         """Return messages by key, or by the unique id of their producer."""
-        return self.step_runner.answer(self._by_key(decode_key_query(request)))
+        query = decode_key_query(request)
+        hide = None if self.shared_retries is None else self.shared_retries.hider(query.topic, peer)
+        return self.step_runner.answer(self._by_key(query, None if hide is None else hide(Filter()).accept_record))
 
-    def _by_key(self, query: KeyQuery) -> Steps:
+    def _by_key(self, query: KeyQuery, is_readable: Callable[[bytes], bool] | None) -> Steps:
         count_max = self.config.query_messages_max if query.unique else query.count_max
         deadline = self.monotonic() + INDEX_WAIT_S
         found = yield from self.store.search_by_key(
@@ -72,6 +76,8 @@ class MessageQueryHandlers:
                 yield
             # The index holds hashes only, and different keys may have equal ones.
             if record is None or not _has_key(decode_record(record), query.topic, query.key):
+                continue
+            if is_readable is not None and not is_readable(record):
                 continue
             room -= len(record)
             if room < 0 and records:

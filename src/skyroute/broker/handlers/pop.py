@@ -7,7 +7,7 @@ from typing import Final
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import TAG, Filter, subscription_filter
-from skyroute.broker.handlers.access_checks import MakeRecheck, Recheck
+from skyroute.broker.handlers.access_checks import HideOthers, MakeRecheck, Recheck, SharedRetryTopics
 from skyroute.broker.identity import Identity
 from skyroute.broker.pop.long_polling import PopKey, PopLongPolling, SuspendedPop
 from skyroute.broker.pop.popping import Popped, Popping
@@ -114,6 +114,7 @@ class PopHandlers:
     identity: Identity
     clock: Clock
     make_recheck: MakeRecheck | None = None
+    shared_retries: SharedRetryTopics | None = None
 
     # ------------------------------------------------------------------------------------------------------------- pop
 
@@ -125,12 +126,13 @@ class PopHandlers:
             return encode_pop_answer(
                 PopAnswer(PopStatus.NOT_FOUND), f"the broker[{self._ip}] pop message is timeout too much"
             )
-        popped = self._pop(question)
+        hide = self._hider(question.topic, peer)
+        popped = self._pop(question, hide)
         if popped.count or left_ms <= 0 or (popped.rest and not question.ordered):
             return self._respond(popped)
 
         def attempt() -> Response | None:
-            found = self._pop(question)
+            found = self._pop(question, hide)
             return self._respond(found) if found.count else None
 
         key = (question.topic, question.group, question.queue_id)
@@ -159,8 +161,13 @@ class PopHandlers:
     def _ip(self) -> str:
         return self.identity.address.rpartition(":")[0]
 
-    def _pop(self, question: PopQuestion) -> Popped:
+    def _hider(self, topic: str, peer: Peer) -> HideOthers | None:
+        return None if self.shared_retries is None else self.shared_retries.hider(topic, peer)
+
+    def _pop(self, question: PopQuestion, hide: HideOthers | None) -> Popped:
         topic, accepted = self._admit(question)
+        if hide is not None:
+            accepted = hide(accepted)
         deadline = self.clock.monotonic() + SEARCH_S
         try:
             return self.popping.pop(question, topic, accepted, lambda: self.clock.monotonic() < deadline)
@@ -365,10 +372,12 @@ class PopHandlers:
         self._check_group(question.group)
         return topic
 
-    def peek(self, request: Request, _peer: Peer) -> Response:
+    def peek(self, request: Request, peer: Peer) -> Response:
         """Return the next messages of a group without popping them."""
         question = decode_peek(request)
         topic = self._checked(question)
         count_max = min(max(1, question.count_max), POP_COUNT_MAX)
-        popped = self.popping.peek(question.group, topic, question.queue_id, count_max)
+        hide = self._hider(question.topic, peer)
+        accepted = Filter() if hide is None else hide(Filter())
+        popped = self.popping.peek(question.group, topic, question.queue_id, count_max, accepted)
         return self._respond(popped)

@@ -8,7 +8,7 @@ from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import Filter, make_filter, retry_filter, subscription_filter
 from skyroute.broker.delivery.long_polling import LongPolling, SuspendedPull
-from skyroute.broker.handlers.access_checks import MakeRecheck, Recheck
+from skyroute.broker.handlers.access_checks import HideOthers, MakeRecheck, Recheck, SharedRetryTopics
 from skyroute.broker.identity import Identity
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
@@ -77,6 +77,7 @@ class _WaitingPull(SuspendedPull):
         deadline: float,
         handlers: "PullHandlers",
         recheck: Recheck | None,
+        hide: HideOthers | None,
     ) -> None:
         super().__init__(peer, (question.topic, question.queue_id), deadline)
         self._question = question
@@ -84,11 +85,12 @@ class _WaitingPull(SuspendedPull):
         self._handlers = handlers
         self._offset = question.offset
         self._recheck = recheck
+        self._hide = hide
 
     def _read(self) -> _Read | Response:
         if self._recheck is not None and (refusal := self._recheck()) is not None:
             return refusal
-        accepted = self._handlers.admit(self._question, self._code, self.peer)
+        accepted = self._handlers.admit(self._question, self._code, self.peer, self._hide)
         if isinstance(accepted, Response):
             return accepted
         return self._handlers.read(self._question, self._offset, accepted)
@@ -126,6 +128,7 @@ class PullHandlers:
         identity: Identity,
         monotonic: Callable[[], float],
         make_recheck: MakeRecheck | None = None,
+        shared_retries: SharedRetryTopics | None = None,
         has_master: Callable[[], bool | None] | None = None,
     ) -> None:
         """`has_master` is given if this broker may be a slave: whether its master sends to it; None: it is master."""
@@ -140,13 +143,15 @@ class PullHandlers:
         self._identity = identity
         self._monotonic = monotonic
         self._make_recheck = make_recheck
+        self._shared_retries = shared_retries
         self._has_master = has_master
         self._memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def pull(self, request: Request, peer: Peer) -> Answer:
         """Return messages of a queue, or suspend the pull until there are some."""
         question = decode_pull(request)
-        accepted = self.admit(question, request.code, peer)
+        hide = None if self._shared_retries is None else self._shared_retries.hider(question.topic, peer)
+        accepted = self.admit(question, request.code, peer, hide)
         if isinstance(accepted, Response):
             return accepted
         has_master = None if self._has_master is None else self._has_master()
@@ -161,10 +166,10 @@ class PullHandlers:
             wait_ms = question.suspend_ms if config.long_polling_enabled else config.short_polling_ms
             deadline = self._monotonic() + min(wait_ms, SUSPEND_MS_MAX) / 1000
             recheck = None if self._make_recheck is None else self._make_recheck(request, peer)
-            return self._long_polling.suspend(_WaitingPull(peer, question, request.code, deadline, self, recheck))
+            return self._long_polling.suspend(_WaitingPull(peer, question, request.code, deadline, self, recheck, hide))
         return self.respond(question, read)
 
-    def admit(self, question: PullQuestion, code: int, peer: Peer) -> Filter | Response:
+    def admit(self, question: PullQuestion, code: int, peer: Peer, hide: HideOthers | None = None) -> Filter | Response:
         """Return the filter of a pull, or a response that says what is forbidden.
 
         Raises:
@@ -195,6 +200,8 @@ class PullHandlers:
                 f"topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{peer.address}]",
             )
         accepted = self._filter(question, group)
+        if hide is not None and isinstance(accepted, Filter):
+            accepted = hide(accepted)
         if config.filter_retry_topics and question.topic == retry_topic(group.name) and isinstance(accepted, Filter):
             consumers = self._clients.consumers(group.name)
             return accepted if consumers is None else retry_filter(accepted, consumers.subscriptions.values())

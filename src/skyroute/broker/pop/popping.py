@@ -575,7 +575,7 @@ class Popping:
         high = self._store.max_offset(topic, queue_id)
         return high > (self._store.min_offset(topic, queue_id) if start is None else start)
 
-    def peek(self, group: str, topic: TopicConfig, queue_id: int, count_max: int) -> Popped:
+    def peek(self, group: str, topic: TopicConfig, queue_id: int, count_max: int, accepted: Filter) -> Popped:
         """Return the next messages of a group without popping them."""
         popped = Popped(PopQuestion(group, topic.name, 0, count_max, queue_id), self._now_ms(), 0)
         for at in (queue_id,) if queue_id >= 0 else self._queue_ids(group, topic):
@@ -584,7 +584,7 @@ class Popping:
             start = self._next_offset(group, topic.name, at)
             if start is None:
                 start = self._store.min_offset(topic.name, at)
-            start, read = self._read(popped, topic.name, at, start, Filter(), lambda: True)
+            start, read = self._read(popped, topic.name, at, start, accepted, lambda: True)
             if read.status is ReadStatus.FOUND:
                 self._collect(popped, topic.name, at, start, _offsets_in(read, start), read)
             popped.rest += max(0, read.max_offset - read.next_offset)
