@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from skyroute.nameserver.route_history import RouteHistory
+from skyroute.nameserver.route_history import CHANGE_CHARS, RouteHistory
 from skyroute.nameserver.watch import WATCHES_A_CONNECTION_MAX, Watches
 from skyroute.remoting.dispatch import DeferredResponse
 from skyroute.wire.calls.watch import Bookmark, WatchAnswer, WatchQuery, decode_watch_answer
@@ -30,7 +30,7 @@ TOPICS = ("A", "B", "C", "D")
 WATCHERS = range(4)
 NAMES_MAX = 6
 """So few that compaction is a matter of a few changes."""
-ANSWER_CHARS_MAX = 3
+ANSWER_CHARS_MAX = 2 * CHANGE_CHARS + 3
 """So few that many responses are incomplete."""
 
 some_topics = st.sets(st.sampled_from(TOPICS), min_size=1)

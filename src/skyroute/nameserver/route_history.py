@@ -8,6 +8,9 @@ another run or server is never mistaken for one of this.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable
+from heapq import merge
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Final
 
 from skyroute.clock import Clock
@@ -19,6 +22,8 @@ CHANGE_NAMES_MAX: Final = 2_000
 """A change of more topics is not kept: clients that miss it read all routes again."""
 ANSWER_CHARS_MAX: Final = 1024 * 1024
 """Maximum size of a response, except for a single larger change; the next response continues."""
+CHANGE_CHARS: Final = 64
+"""Size of a change in a response besides its topics."""
 
 
 def first_revision(clock: Clock) -> int:
@@ -106,27 +111,33 @@ class RouteHistory:
 
     def _any_since(self, revision: int) -> Iterable[RouteChange]:
         # Every change above the floor is kept, so its position follows from its revision.
-        first = revision - self.floor
-        return (self._changes[at] for at in range(first, len(self._changes)))
+        return islice(self._changes, revision - self.floor, None)
 
     def _named_since(self, revision: int, topics: Collection[str]) -> Iterable[RouteChange]:
-        found: dict[int, list[str]] = {}
-        times: dict[int, int] = {}
-        for topic in topics:
-            changes = self._by_topic.get(topic)
-            if changes is None or changes[-1].revision <= revision:
-                continue
-            for at in range(bisect_right(changes, revision, key=_revision_of), len(changes)):
-                change = changes[at]
-                found.setdefault(change.revision, []).append(topic)
-                times[change.revision] = change.wall_ms
-        return (RouteChange(revision=at, wall_ms=times[at], topics=tuple(sorted(found[at]))) for at in sorted(found))
+        # Both ways are lazy: the response may have room for the first few of a hundred thousand changes only.
+        if sum(len(self._by_topic.get(topic, ())) for topic in topics) > len(self._changes):
+            wanted = frozenset(topics)
+            for change in self._any_since(revision):
+                if names := wanted.intersection(change.topics):
+                    yield RouteChange(revision=change.revision, wall_ms=change.wall_ms, topics=tuple(sorted(names)))
+            return
+        named = merge(*(self._of_topic(topic, revision) for topic in topics))
+        for (at, wall_ms), some in groupby(named, key=itemgetter(0, 1)):
+            yield RouteChange(revision=at, wall_ms=wall_ms, topics=tuple(topic for _, _, topic in some))
+
+    def _of_topic(self, topic: str, revision: int) -> Iterable[tuple[int, int, str]]:
+        """Revision and time of each change of a topic after a revision, with its name."""
+        changes = self._by_topic.get(topic)
+        if changes is None or changes[-1].revision <= revision:
+            return ()
+        later = islice(changes, bisect_right(changes, revision, key=_revision_of), None)
+        return ((change.revision, change.wall_ms, topic) for change in later)
 
     def _cut(self, changes: Iterable[RouteChange]) -> tuple[tuple[RouteChange, ...], int]:
         taken: list[RouteChange] = []
         chars = 0
         for change in changes:
-            chars += sum(map(len, change.topics))
+            chars += CHANGE_CHARS + sum(map(len, change.topics))
             if taken and chars > self._answer_chars_max:
                 return tuple(taken), taken[-1].revision
             taken.append(change)

@@ -6,7 +6,13 @@ import tracemalloc
 
 import pytest
 
-from skyroute.nameserver.route_history import CHANGE_NAMES_MAX, RouteHistory, first_revision
+from skyroute.nameserver.route_history import (
+    ANSWER_CHARS_MAX,
+    CHANGE_CHARS,
+    CHANGE_NAMES_MAX,
+    RouteHistory,
+    first_revision,
+)
 from skyroute.nameserver.watch import WATCHES_A_CONNECTION_MAX, Watches
 from skyroute.remoting.dispatch import DeferredResponse
 from skyroute.remoting.errors import RefusedError
@@ -99,7 +105,7 @@ def test_a_watch_continues_from_a_bookmark(watches: Watches) -> None:
 
 
 def test_a_long_history_is_sent_in_pieces_of_whole_changes() -> None:
-    watches = Watches(RouteHistory(LIFE, 0, answer_chars_max=4))
+    watches = Watches(RouteHistory(LIFE, 0, answer_chars_max=2 * CHANGE_CHARS + 4))
     for topics in ({"aa", "bb"}, {"ccccccc"}, {"d"}, {"e"}):
         watches.publish(topics, 5)
     asker = Asker(watches)
@@ -112,6 +118,23 @@ def test_a_long_history_is_sent_in_pieces_of_whole_changes() -> None:
         [],
     ]
     assert [answer.now.revision for answer in asker.answers] == [1, 2, 4, 4]
+
+
+@pytest.mark.parametrize("topics", [(), ("A",), ("A", *(f"other-{at}" for at in range(100)))])
+def test_a_history_of_many_changes_is_sent_in_responses_of_bounded_size(
+    watches: Watches, topics: tuple[str, ...]
+) -> None:
+    changes = 2 * ANSWER_CHARS_MAX // CHANGE_CHARS
+    for _ in range(changes):
+        watches.publish({"A"}, 1_758_275_140_000)
+    asker, after, seen = Asker(watches), 0, 0
+    while after < changes:
+        asker.watch(*topics, after=after)
+        assert len(asker.responses[-1].body) < 1.2 * ANSWER_CHARS_MAX
+        seen += len(asker.answers[-1].changes)
+        assert after < asker.answers[-1].now.revision
+        after = asker.answers[-1].now.revision
+    assert seen == changes
 
 
 def test_a_change_of_many_topics_completes_watches_and_is_not_kept(watches: Watches) -> None:
