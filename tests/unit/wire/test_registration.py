@@ -461,6 +461,15 @@ def test_a_table_is_read_in_steps() -> None:
     assert run_through(decode_topic_table(Request(code=103, version=V5, body=BODY_5))) == table_of(BODY_5)
 
 
+def test_mappings_of_many_static_topics_are_read_in_steps() -> None:
+    count = 4 * registration_module.LINES_A_STEP
+    written = ",".join(f'"T{number}":{{"bname":"b"}}' for number in range(count))
+    body = f'{{"topicConfigSerializeWrapper":{{"topicQueueMappingInfoMap":{{{written}}}}}}}'.encode()
+    steps = list(decode_topic_table(Request(code=103, version=V5, body=body)))
+    assert len(steps) >= 8  # four to read them, four to check their queues
+    assert len(table_of(body).mappings) == count
+
+
 def long_body(*odd: str, members: str = "") -> bytes:
     """A plain body of more than two steps, with odd topics among plain ones."""
     names = [*(f"T{at:05}" for at in range(9_000)), *odd, *(f"U{at:05}" for at in range(9_000))]

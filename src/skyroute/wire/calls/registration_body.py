@@ -3,7 +3,7 @@
 import hashlib
 import struct
 import zlib
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from struct import Struct
 from typing import Final, TypeVar, cast, overload
 
@@ -26,7 +26,7 @@ FILTER_SERVERS_MAX: Final = 1_000
 MAPPED_QUEUES_MAX: Final = 100_000
 """Maximum number of queues of static topics in one registration."""
 LINES_A_STEP: Final = 2_000
-"""Topics of a compressed body that are decoded in one step."""
+"""Topics of a compressed body, and mappings of static topics, that are decoded in one step."""
 BYTES_A_STEP: Final = 1024 * 1024
 """Bytes of a plain body that are decoded in one step: a few milliseconds."""
 CUTS_TRIED_MAX: Final = 8
@@ -147,7 +147,8 @@ def decode_topic_table(
             configs, servers = _wrapped(decoded, body) or _TopicConfigs(), decoded.filter_server_list
         yield
         shared = _Shared()
-        return _table(configs, shared.settings_of(configs.topic_config_table), shared, servers, now_ms)
+        topics = shared.settings_of(configs.topic_config_table)
+        return (yield from _table(configs, topics, shared, servers, now_ms))
     except BodyError as error:
         raise BodyError(f"Failed to decode RegisterBrokerBody: {error}") from None
 
@@ -215,7 +216,7 @@ def _decode_long(body: bytes, now_ms: int) -> Generator[None, None, TopicTable]:
     rest = bytes(table) if at == 1 else b"{" + bytes(table[at:])
     topics |= shared.settings_of(decode_json(rest, dict[str, _Topic]))
     yield
-    return _table(configs, topics, shared, decoded.filter_server_list, now_ms)
+    return (yield from _table(configs, topics, shared, decoded.filter_server_list, now_ms))
 
 
 def _decode_part(part: bytes) -> Generator[None, None, tuple[dict[str, _Topic], int] | None]:
@@ -241,20 +242,31 @@ def _table(
     shared: _Shared,
     servers: list[str] | None,
     now_ms: int,
-) -> TopicTable:
+) -> Generator[None, None, TopicTable]:
     parts = configs.topic_queue_mapping_info_map or {}
     _check_extent(servers or (), parts.values())
-    mappings = {topic: _mapping(part, topic) for topic, part in parts.items()}
     _check_count(len(topics))
+    mappings = yield from _mappings(parts.items())
     _check_names(mappings)
     version = configs.data_version.value() if configs.data_version else DataVersion(timestamp_ms=now_ms)
     filter_servers = None if servers is None else tuple(servers)
-    return TopicTable(version, topics, mappings, filter_servers, _leave_out(topics, mappings, shared.values()))
+    left_out = yield from _leave_out(topics, mappings, shared.values())
+    return TopicTable(version, topics, mappings, filter_servers, left_out)
+
+
+def _mappings(parts: Iterable[tuple[str, MappingBody]]) -> Generator[None, None, dict[str, StaticMapping]]:
+    """Return the mappings of static topics by topic."""
+    mappings: dict[str, StaticMapping] = {}
+    for number, (topic, part) in enumerate(parts, 1):
+        mappings[topic] = _mapping(part, topic)
+        if number % LINES_A_STEP == 0:
+            yield
+    return mappings
 
 
 def _leave_out(
     topics: dict[str, QueueSettings], mappings: dict[str, StaticMapping], kinds: Collection[QueueSettings]
-) -> dict[str, str]:
+) -> Generator[None, None, dict[str, str]]:
     """Remove topics whose queue counts are out of bounds, and return the reason for each.
 
     The broker is registered with its other topics. `kinds` are all different settings of the topics.
@@ -265,7 +277,9 @@ def _leave_out(
             if not settings.is_within_bounds():
                 counts = f"{settings.read_queues} read and {settings.write_queues} write queues"
                 reasons[topic] = f"{counts} (expected 0 to {QUEUES_MAX})"
-    for topic, mapping in mappings.items():
+    for number, (topic, mapping) in enumerate(mappings.items(), 1):
+        if number % LINES_A_STEP == 0:
+            yield
         ids = (*mapping.current_ids.keys(), *mapping.current_ids.values())
         if not (0 <= mapping.total_queues <= ROUTE_QUEUES_MAX and all(0 <= each < ROUTE_QUEUES_MAX for each in ids)):
             reasons[topic] = f"a static topic of {mapping.total_queues} queues (expected 0 to {ROUTE_QUEUES_MAX})"
@@ -400,8 +414,9 @@ def _decode_compressed(inflated: bytes, *, with_mappings: bool) -> Generator[Non
             yield
         parts.append(decode_json(reader.piece(), MappingBody))
     _check_extent(filter_servers, parts)
-    mappings = {part.topic: _mapping(part, part.topic) for part in parts}
-    return TopicTable(version, topics, mappings, filter_servers, _leave_out(topics, mappings, shared))
+    mappings = yield from _mappings((part.topic, part) for part in parts)
+    left_out = yield from _leave_out(topics, mappings, shared)
+    return TopicTable(version, topics, mappings, filter_servers, left_out)
 
 
 def _decode_topic_line(line: bytes) -> tuple[str, QueueSettings]:
