@@ -116,6 +116,7 @@ class WatchMachine(RuleBasedStateMachine):
 
     def hang_up(self, watcher: Watcher) -> None:
         self.watches.drop(watcher.connection)
+        self.watches.work()
         watcher.connection, watcher.parked = next(self.connections), False
 
     def ask(self, watcher: Watcher, timeout_ms: int = 30_000) -> None:

@@ -153,6 +153,7 @@ class NameServer:
             self._background.spawn(self._publisher.persistence.run(self.table))
         if self._watches is not None:
             self._background.spawn(self._watches.run(self.clock.monotonic))
+            self._background.spawn(self._watches.finish())
         finishing = self._publisher.finish_changes(self._step_runner)
         for work in (self._lease_scan.run(), finishing, tls.watch(), print_kv(self.kv), enforcer.run()):
             self._background.spawn(work)

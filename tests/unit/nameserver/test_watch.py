@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import tracemalloc
 
 import pytest
 
+from skyroute.nameserver import watch
 from skyroute.nameserver.route_history import (
     ANSWER_CHARS_MAX,
     CHANGE_CHARS,
@@ -13,13 +16,14 @@ from skyroute.nameserver.route_history import (
     RouteHistory,
     first_revision,
 )
-from skyroute.nameserver.watch import WATCHES_A_CONNECTION_MAX, Watches
+from skyroute.nameserver.watch import TURN_COST, WATCH_COST, WATCHES_A_CONNECTION_MAX, Watches
 from skyroute.remoting.dispatch import DeferredResponse
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.watch import Bookmark, WatchAnswer, WatchQuery, decode_watch_answer
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Response
 from tests.support.clock import ManualClock
+from tests.support.waiting import eventually
 
 LIFE = "this-life"
 
@@ -195,6 +199,7 @@ def test_waiting_watches_are_bounded() -> None:
     assert third.answers == [WatchAnswer(Bookmark(LIFE, 0), 0)]
     watches.drop(1)
     watches.drop(1)
+    watches.work()
     third.watch()
     assert len(watches) == 2
 
@@ -206,6 +211,93 @@ def test_a_stopping_server_completes_all_watches(watches: Watches) -> None:
     asker.watch("A")
     assert [response.code for response in asker.responses] == [ResponseCode.GO_AWAY] * 2
     assert len(watches) == 0
+
+
+MANY = 3 * TURN_COST // WATCH_COST
+
+
+def many(watches: Watches, *topics: str) -> list[Asker]:
+    """More clients than are answered in one turn."""
+    askers = [Asker(watches, connection) for connection in range(MANY)]
+    for asker in askers:
+        asker.watch(*topics)
+    return askers
+
+
+def test_many_watches_are_completed_in_turns_and_miss_no_change(watches: Watches) -> None:
+    askers = many(watches, "A")
+    watches.publish({"A"}, 5)
+    assert 0 < sum(bool(asker.responses) for asker in askers) < MANY / 2
+    assert watches.woken == MANY
+    watches.publish({"A"}, 6)
+    watches.expire(100.0)
+    watches.publish_all()
+    while watches._due:
+        watches.work()
+    assert all(asker.heard == [(1, ("A",))] for asker in askers)
+    assert all(asker.answers[0].now.revision == 1 for asker in askers)
+    assert len(watches) == 0
+    assert watches.woken == MANY
+
+
+def test_a_connection_that_ends_while_its_watch_is_due_gets_no_response(watches: Watches) -> None:
+    askers = many(watches)
+    watches.publish({"A"}, 5)
+    watches.drop(MANY - 1)
+    askers[-2].watch("A", after=1)
+    while watches._due:
+        watches.work()
+    assert askers[-1].responses == []
+    assert askers[-2].heard == [(1, ("A",))]
+    assert len(watches) == 1
+
+
+def test_a_connection_with_too_many_due_watches_gets_the_response_of_the_oldest_first(watches: Watches) -> None:
+    askers = many(watches, "A")
+    for _ in range(WATCHES_A_CONNECTION_MAX - 1):
+        askers[-1].watch("B")
+    watches.publish({"A"}, 5)
+    assert askers[-1].responses == []
+    askers[-1].watch("C", after=1)
+    assert askers[-1].heard == [(1, ("A",))]
+    watches.close()
+    assert len(askers[-1].responses) == WATCHES_A_CONNECTION_MAX + 1
+
+
+async def test_the_rest_of_many_watches_is_completed_while_the_server_runs(watches: Watches) -> None:
+    askers = many(watches, "A")
+    finishing = asyncio.create_task(watches.finish())
+    watches.publish({"A"}, 5)
+    await eventually(lambda: len(watches) == 0)
+    assert all(asker.responses for asker in askers)
+    for asker in many(watches):
+        watches.drop(asker.connection)
+    await eventually(lambda: len(watches) == 0)
+    finishing.cancel()
+
+
+def test_a_change_of_many_topics_ends_all_watches_if_they_name_many(
+    watches: Watches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "NAMES_COMPARED_MAX", 1)
+    named, other = Asker(watches, 1), Asker(watches, 2)
+    named.watch("t7")
+    other.watch("other")
+    watches.publish({f"t{number}" for number in range(CHANGE_NAMES_MAX + 1)}, 5)
+    assert named.answers == other.answers == [WatchAnswer(Bookmark(LIFE, 1), 1, compacted=True)]
+
+
+def test_names_are_kept_once_and_no_longer_than_their_watches(watches: Watches) -> None:
+    for connection in range(2):
+        Asker(watches, connection).watch("".join(("watched", "-topic")))
+    first, second = (next(iter(each)) for each in watches._by_connection.values())
+    assert first.topics is not None
+    assert second.topics is not None
+    assert first.topics[0] is second.topics[0]
+    other = "".join(("watched", "-topic"))
+    assert sys.intern(other) is other  # Python 3.12 keeps interned names for ever
+    watches.publish({"watched-topic"}, 5)
+    assert watches._own == {}
 
 
 def test_revisions_of_a_later_run_are_larger() -> None:
