@@ -427,6 +427,38 @@ async def test_ordered_messages_come_again_with_their_count(cluster: Cluster, li
     assert answer.fields["orderCountInfo"] == "0 qo0%0 1;0 qo0%1 1;0 0 1"
 
 
+async def test_an_ordered_queue_is_free_when_the_last_message_left_is_visible(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
+    await fill(line, 4)
+    first, second, third = await popped(line, order="true", maxMsgNums=3)
+    await ack(line, first)
+    changed = await line.call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, second.fields(invisibleTime=3_000))
+    assert changed.code == 0
+    await ack(line, third)
+    waiting = await line.send(pop(order="true", pollTime=15_000))
+    await eventually(lambda: len(cluster.broker.components.pop_polling) == 1)
+    later(cluster, 3)
+    again = got(await line.answer(waiting))
+    assert [message.body for message in again] == [b"0:1", b"0:2", b"0:3"]
+
+
+async def test_ordered_queues_that_are_free_at_once_are_woken_in_steps(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyroute.broker.pop.ordered_queues.WOKEN_MAX", 1)
+    await fill(line, 1)
+    await fill(line, 1, queue_id=1)
+    assert len(await popped(line, order="true")) == 2
+    waiting = [await line.send(pop(order="true", queueId=at, pollTime=15_000)) for at in (0, 1)]
+    await eventually(lambda: len(cluster.broker.components.pop_polling) == 2)
+    cluster.clock.advance(60)
+    ordered, now_ms = cluster.broker.components.ordered_queues, int(cluster.clock.wall() * 1000)
+    assert ordered.wake_unblocked(now_ms) == now_ms
+    assert ordered.wake_unblocked(now_ms) is None
+    assert [len(got(await line.answer(number))) for number in waiting] == [1, 1]
+
+
 async def test_ordered_state_survives_a_restart(cluster: Cluster, line: AsyncConnection) -> None:
     await fill(line, 2)
     messages = await popped(line, order="true")

@@ -20,6 +20,9 @@ QUEUES_MAX: Final = 200_000
 GROUP_QUEUES_MAX: Final = 65_536
 """Queues with popped messages, of one group."""
 
+WOKEN_MAX: Final = 1_024
+"""Queues whose pops are woken in one step."""
+
 IDLE_MS: Final = 24 * 3600 * 1000
 """Time after which the state of a queue without pops is dropped."""
 
@@ -194,11 +197,17 @@ class OrderedQueues:
         self.table_file.touch()
         return state.next_offset()
 
-    def wake_if_free(self, topic: str, group: str, queue_id: int) -> None:
-        """Wake the pops of a queue if all its messages are acknowledged."""
+    def wake_if_free(self, topic: str, group: str, queue_id: int) -> int:
+        """Wake the pops of a queue if all its messages are acknowledged; return until when it is blocked, else 0."""
         state = self.find(topic, group, queue_id)
-        if state is not None and not state.blocked_until_ms():
+        if state is None:
+            return 0
+        until_ms = state.blocked_until_ms()
+        if not until_ms:
             self._wake(topic, group, queue_id)
+        elif state.visible_at_ms:  # the messages that are left may be visible before those acknowledged
+            self._note(topic, group, queue_id, state)
+        return until_ms
 
     def change(self, topic: str, group: str, queue_id: int, offset: int, popped_at_ms: int, visible_at_ms: int) -> bool:
         """Set the time at which a message is visible again; False if the receipt is no longer valid."""
@@ -230,8 +239,10 @@ class OrderedQueues:
         return sum(len(state.packed_offsets) - state.acked.bit_count() for state in states)
 
     def wake_unblocked(self, now_ms: int) -> int | None:
-        """Wake the pops of queues that are no longer blocked; return when the next one is."""
-        while self._unblocked and self._unblocked[0][0] <= now_ms:
+        """Wake the pops of up to `WOKEN_MAX` queues that are no longer blocked; return when the next one is."""
+        for _ in range(WOKEN_MAX):
+            if not self._unblocked or self._unblocked[0][0] > now_ms:
+                break
             _, topic, group, queue_id = heappop(self._unblocked)
             state = self.find(topic, group, queue_id)
             if state is not None and state.blocked_until_ms() <= now_ms:

@@ -434,7 +434,8 @@ class Popping:
                 else:
                     self._note_acks(1, now_ms - popped_at_ms)
                     self._offsets.commit(group, topic, queue_id, next_offset)
-            self._ordered.wake_if_free(topic, group, queue_id)
+            if until_ms := self._ordered.wake_if_free(topic, group, queue_id):
+                self._wake_revival(until_ms)
             return
         key = BatchKey(group, topic, queue_id, start, popped_at_ms)
         batch = self._in_flight.find(key)
