@@ -25,8 +25,8 @@ from skyroute.wire.calls.clients import MessageModel
 from skyroute.wire.calls.groups import RequestMode
 from skyroute.wire.command import Request, Response
 
-Share = Callable[[str, int, Sequence[str]], range]
-"""Returns the positions of a member's queues: of which member, among how many queues and which members."""
+Share = Callable[[int, int, int], range]
+"""Returns the positions of a member's queues: by its rank, the number of queues, and the number of members."""
 
 _STRATEGIES: Final[dict[str, Share]] = {"AVG": average_positions, "AVG_BY_CIRCLE": circle_positions}
 _ALL_QUEUES: Final = -1
@@ -84,11 +84,9 @@ class AssignmentHandlers:
             share = _STRATEGIES.get(question.strategy)
             if consumers is None or share is None:
                 return encode_assignments(None)
-            members = [member.client_id for member in consumers.members]
-            if mode.mode == POP_MODE:
-                assigned = pop_share(share, question.client_id, queues, members, mode.shared_queues)
-            else:
-                assigned = queues.at(share(question.client_id, len(queues), members))
+            members = ranked(member.client_id for member in consumers.members)
+            shared = mode.shared_queues if mode.mode == POP_MODE else None
+            assigned = assigned_queues(share, question.client_id, queues, members, shared)
         pieces = []
         for piece in assignment_pieces(QueueAssignment(queue, mode.mode) for queue in assigned):
             pieces.append(piece)
@@ -96,20 +94,22 @@ class AssignmentHandlers:
         return Response(body=b"".join(pieces))
 
 
-def pop_share(
-    share: Share, client_id: str, queues: TopicQueues, client_ids: Sequence[str], shared: int
+def assigned_queues(
+    share: Share, client_id: str, queues: TopicQueues, members: Sequence[str], shared: int | None
 ) -> Iterator[QueueRef]:
-    """Return the queues that a member pops from: by default all queues of all brokers.
+    """Return the queues of a member, of members in their order.
 
-    With `shared`, a member also pops from the queues of that many members behind it.
+    With `shared`, the member pops, and also from the queues of that many members behind it; with 0, or as many as there
+    are others, from all queues of all brokers.
     """
-    members = ranked(client_ids)
-    if shared <= 0 or shared >= len(members) - 1:
+    if shared is not None and (shared <= 0 or shared >= len(members) - 1):
         return queues.of_brokers()
     if client_id not in members:
         return iter(())
     rank, count = members.index(client_id), len(queues)
+    if shared is None:
+        return queues.at(share(rank, count, len(members)))
     if len(members) > count:
         return queues.at([rank % count] if count else [])
-    near = [members[(rank + at) % len(members)] for at in range(shared + 1)]
-    return queues.at(position for member in near for position in share(member, count, members))
+    near = [(rank + at) % len(members) for at in range(shared + 1)]
+    return queues.at(position for other in near for position in share(other, count, len(members)))
