@@ -22,6 +22,7 @@ from tests.support.connections import AsyncConnection
 from tests.support.disks import HERE
 from tests.support.raw import Request
 from tests.support.signing import ALICE, BOB, ROOT, Key, allow, create_user
+from tests.support.waiting import eventually
 
 VICTIM = {"topic": "secrets", "group": "payments", "client": "10.0.0.1@1234"}
 FIELDS = {"a": "p", "b": "orders", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "0", "h": "0", "i": "", "j": "0"}
@@ -458,3 +459,24 @@ async def test_a_member_of_a_group_acknowledges_retried_messages(guarded: Cluste
     for group in ("payments", "g_orders"):
         refused = await line.call(BOB.sign(Request(200051, again.fields(consumerGroup=group))))
         assert refused.code == NO_PERMISSION
+
+
+@pytest.mark.parametrize("code", [11, 200050, 200054])
+async def test_long_requests_that_wait_are_counted_because_their_signature_is_checked_again(
+    guarded: Cluster, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr("skyroute.broker.delivery.long_polling.SUSPENDED_CHARS_MAX", 2_500_000)
+    monkeypatch.setattr("skyroute.broker.pop.long_polling.WAITING_CHARS_MAX", 2_500_000)
+    components = guarded.broker.components
+    table = components.long_polling if code == 11 else components.pop_polling
+    line = await guarded.line()
+    fields = pulled("orders", suspend_ms=15_000).fields if code == 11 else pop("orders").fields
+    request = Request(code, fields | {"pollTime": "15000", "more": "x" * 500_000}, b"x" * 500_000)
+    for _ in range(2):
+        await line.send(BOB.sign(request))
+    await eventually(lambda: len(table) == 2)
+    assert 2_000_000 < table._chars < 2_010_000
+    answer = await line.call(BOB.sign(request))
+    assert answer.code == {11: 19, 200050: 209, 200054: 0}[code]
+    await line.close()
+    await eventually(lambda: table._chars == 0)

@@ -130,9 +130,9 @@ def test_the_pulls_of_a_closed_connection_are_dropped() -> None:
 def test_the_number_of_suspended_pulls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_polling, "SUSPENDED_MAX", 2)
     pulls = suspended(Reader())
-    before = pulls.is_full
+    before = pulls.has_room(0)
     pulls.suspend(Reader())
-    assert (before, pulls.is_full) == (False, True)
+    assert (before, pulls.has_room(0)) == (True, False)
     assert repr(pulls) == "<LongPolling 2 on 1 queues>"
 
 

@@ -21,6 +21,8 @@ R = TypeVar("R")
 
 SUSPENDED_MAX: Final = 200_000
 """Suspended pulls of all queues."""
+SUSPENDED_CHARS_MAX: Final = 1 << 28
+"""Characters that suspended pulls keep: their filters, and with access control whole requests."""
 TICKS_A_SECOND: Final = 4
 """Resolution of timeouts."""
 TURN_S: Final = 0.005
@@ -30,9 +32,11 @@ TURN_S: Final = 0.005
 class SuspendedRequest(ABC, Generic[Q]):
     """A request that waits for a message of a queue."""
 
-    def __init__(self, peer: Peer, queue: Q, deadline: float) -> None:
+    def __init__(self, peer: Peer, queue: Q, deadline: float, chars: int = 0) -> None:
         self.peer = peer
         self.queue = queue
+        self.chars = chars
+        """Number of characters that it keeps of what the client sent."""
         self.deadline_tick = int(deadline * TICKS_A_SECOND) + 1
         self.answer = DeferredResponse()
         self.waits = False
@@ -74,6 +78,7 @@ class WaitingRequests(Generic[Q]):
         self._is_scheduled = False
         """`_continue` is scheduled for the next turn of the loop."""
         self._count = 0
+        self._chars = 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {len(self)} on {len(self._by_queue)} queues>"
@@ -81,16 +86,13 @@ class WaitingRequests(Generic[Q]):
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def is_full(self) -> bool:
-        return self._count >= SUSPENDED_MAX
-
     def suspend(self, pull: SuspendedRequest[Q]) -> DeferredResponse:
         """Suspend a pull until a message arrives or its timeout is over."""
         self._by_queue.setdefault(pull.queue, {})[pull] = None
         self._by_tick.setdefault(pull.deadline_tick, {})[pull] = None
         self._by_connection.setdefault(pull.peer.connection, {})[pull] = None
         self._count += 1
+        self._chars += pull.chars
         pull.waits = True
         return pull.answer
 
@@ -173,6 +175,7 @@ class WaitingRequests(Generic[Q]):
 
     def _remove(self, pull: SuspendedRequest[Q]) -> None:
         self._count -= 1
+        self._chars -= pull.chars
         pull.waits = False
         _discard(self._by_queue, pull.queue, pull)
         _discard(self._by_tick, pull.deadline_tick, pull)
@@ -217,6 +220,10 @@ class LongPolling(WaitingRequests[tuple[str, int]]):
         """Callbacks by topic: see `watch`."""
         self.wake_after_flush = False
         """Messages are visible only after a flush, or once slaves have them: `wake` wakes pulls, not an arrival."""
+
+    def has_room(self, chars: int) -> bool:
+        """Return whether one more pull that keeps so many characters may be suspended."""
+        return self._count < SUSPENDED_MAX and self._chars + chars <= SUSPENDED_CHARS_MAX
 
     def watch(self, topic: str, notify: Callable[[str, int], None]) -> None:
         """Call `notify` with topic and queue whenever `wake` finds that a topic has new messages."""

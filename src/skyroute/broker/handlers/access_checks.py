@@ -68,3 +68,11 @@ class SharedRetryTopics:
 Recheck = Callable[[], Response | None]
 """Decides again about a request that waited, if the rules have changed; a response refuses it."""
 MakeRecheck = Callable[[Request, Peer], Recheck | None]
+
+
+def kept_chars(request: Request, recheck: Recheck | None) -> int:
+    """Return the size of a request that waits: a recheck needs all of it, for its signature."""
+    if recheck is None:
+        return 0
+    texts = len(request.remark or "") + len(request.language or "")
+    return len(request.body) + texts + sum(len(name) + len(value) for name, value in request.fields.items())

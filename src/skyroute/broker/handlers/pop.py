@@ -7,7 +7,7 @@ from typing import Final
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import TAG, Filter, subscription_filter
-from skyroute.broker.handlers.access_checks import HideOthers, MakeRecheck, Recheck, SharedRetryTopics
+from skyroute.broker.handlers.access_checks import HideOthers, MakeRecheck, Recheck, SharedRetryTopics, kept_chars
 from skyroute.broker.identity import Identity
 from skyroute.broker.pop.long_polling import PopKey, PopLongPolling, SuspendedPop
 from skyroute.broker.pop.popping import Popped, Popping
@@ -70,8 +70,7 @@ class _WaitingPop(SuspendedPop):
         recheck: Recheck | None,
         chars: int,
     ) -> None:
-        super().__init__(peer, key, deadline)
-        self.chars = chars
+        super().__init__(peer, key, deadline, chars)
         self._attempt = attempt
         self._recheck = recheck
 
@@ -136,12 +135,11 @@ class PopHandlers:
             return self._respond(found) if found.count else None
 
         key = (question.topic, question.group, question.queue_id)
-        chars = len(question.expression or "") + len(question.attempt_id or "")
+        recheck = self._recheck(request, peer)
+        chars = len(question.expression or "") + len(question.attempt_id or "") + kept_chars(request, recheck)
         if not self.long_polling.has_room(key, chars):
             return encode_pop_answer(PopAnswer(PopStatus.POLLING_FULL, rest_count=popped.rest))
-        return self.long_polling.suspend(
-            _WaitingPop(peer, key, self._deadline(left_ms), attempt, self._recheck(request, peer), chars)
-        )
+        return self.long_polling.suspend(_WaitingPop(peer, key, self._deadline(left_ms), attempt, recheck, chars))
 
     def _left_ms(self, born_at_ms: int, poll_ms: int) -> int:
         """Return the time of long polling that is left; negative if the request is late."""
@@ -354,11 +352,12 @@ class PopHandlers:
         key = (asked.topic, asked.group, asked.queue_id)
         if left_ms <= 0:
             return encode_notified(has_message=False)
-        chars = len(asked.expression or "") + len(asked.attempt_id or "")
+        recheck = self._recheck(request, peer)
+        chars = len(asked.expression or "") + len(asked.attempt_id or "") + kept_chars(request, recheck)
         if not self.long_polling.has_room(key, chars):
             return encode_notified(has_message=False, polling_full=True)
         return self.long_polling.suspend(
-            _WaitingNotification(peer, key, self._deadline(left_ms), attempt, self._recheck(request, peer), chars)
+            _WaitingNotification(peer, key, self._deadline(left_ms), attempt, recheck, chars)
         )
 
     def polling_info(self, request: Request, _peer: Peer) -> Response:

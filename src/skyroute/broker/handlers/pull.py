@@ -8,7 +8,7 @@ from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import Filter, make_filter, retry_filter, subscription_filter
 from skyroute.broker.delivery.long_polling import LongPolling, SuspendedPull
-from skyroute.broker.handlers.access_checks import HideOthers, MakeRecheck, Recheck, SharedRetryTopics
+from skyroute.broker.handlers.access_checks import HideOthers, MakeRecheck, Recheck, SharedRetryTopics, kept_chars
 from skyroute.broker.identity import Identity
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
@@ -78,8 +78,9 @@ class _WaitingPull(SuspendedPull):
         handlers: "PullHandlers",
         recheck: Recheck | None,
         hide: HideOthers | None,
+        chars: int,
     ) -> None:
-        super().__init__(peer, (question.topic, question.queue_id), deadline)
+        super().__init__(peer, (question.topic, question.queue_id), deadline, chars)
         self._question = question
         self._code = code
         self._handlers = handlers
@@ -161,12 +162,16 @@ class PullHandlers:
         if has_master and read.status is not PullStatus.FOUND:
             # The master may have more: the consumer asks it at once.
             return self.respond(question, read._replace(status=PullStatus.NO_MATCHED_MESSAGE))
-        if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._long_polling.is_full:
-            config = self._config
-            wait_ms = question.suspend_ms if config.long_polling_enabled else config.short_polling_ms
-            deadline = self._monotonic() + min(wait_ms, SUSPEND_MS_MAX) / 1000
+        if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0:
             recheck = None if self._make_recheck is None else self._make_recheck(request, peer)
-            return self._long_polling.suspend(_WaitingPull(peer, question, request.code, deadline, self, recheck, hide))
+            chars = len(question.expression or "") + kept_chars(request, recheck)
+            if self._long_polling.has_room(chars):
+                config = self._config
+                wait_ms = question.suspend_ms if config.long_polling_enabled else config.short_polling_ms
+                deadline = self._monotonic() + min(wait_ms, SUSPEND_MS_MAX) / 1000
+                return self._long_polling.suspend(
+                    _WaitingPull(peer, question, request.code, deadline, self, recheck, hide, chars)
+                )
         return self.respond(question, read)
 
     def admit(self, question: PullQuestion, code: int, peer: Peer, hide: HideOthers | None = None) -> Filter | Response:

@@ -14,7 +14,7 @@ WAITING_A_QUEUE_MAX: Final = 1_024
 WAITING_A_GROUP_MAX: Final = 20_000
 """Waiting pops of one group: no group can take the room of all others."""
 WAITING_CHARS_MAX: Final = 1 << 26
-"""Characters of the filters and attempt ids of all waiting pops."""
+"""Characters that waiting pops keep: filters and attempt ids, and with access control whole requests."""
 
 SHARING_S: Final = 1.5
 """Time in which all members have asked for their share of the queues after a change. Java's consumers do so within a
@@ -26,9 +26,6 @@ PopKey = tuple[str, str, int]
 
 class SuspendedPop(SuspendedRequest[PopKey]):
     """A pop that waits for a message."""
-
-    chars = 0
-    """Length of its filter and attempt id."""
 
 
 class PopLongPolling(WaitingRequests[PopKey]):
@@ -46,13 +43,12 @@ class PopLongPolling(WaitingRequests[PopKey]):
         """Waiting pops by group and topic."""
         self._arrived: dict[tuple[str, int], bool] = {}
         """Queues whose new messages wake pops now, and whether more have arrived since."""
-        self._chars = 0
         self._sharing: dict[tuple[str, str], tuple[float, float]] = {}
         """Topics and groups whose waiting pops get no messages: when they are completed, and when the members have
         asked for their shares."""
 
     def has_room(self, key: PopKey, chars: int = 0) -> bool:
-        """Return whether one more pop may wait, with a filter and an attempt id of so many characters."""
+        """Return whether one more pop that keeps so many characters may wait."""
         return (
             len(self) < WAITING_MAX
             and self.waiting(key) < WAITING_A_QUEUE_MAX
@@ -67,7 +63,6 @@ class PopLongPolling(WaitingRequests[PopKey]):
     def suspend(self, pull: SuspendedRequest[PopKey]) -> DeferredResponse:
         key = pull.queue
         self._groups.setdefault(key[1], {}).setdefault(key[0], {})[pull] = None
-        self._chars += _chars(pull)
         for topic, queue_id in _wakers(key):
             queues = self._keys.get(topic)
             if queues is None:
@@ -159,7 +154,6 @@ class PopLongPolling(WaitingRequests[PopKey]):
     def _remove(self, pull: SuspendedRequest[PopKey]) -> None:
         super()._remove(pull)
         key = pull.queue
-        self._chars -= _chars(pull)
         topics = self._groups[key[1]]
         del topics[key[0]][pull]
         if not topics[key[0]]:
@@ -186,7 +180,3 @@ def _wakers(key: PopKey) -> tuple[tuple[str, int], ...]:
         (pop_retry_topic(group, topic), -1),
         (pop_retry_topic(group, topic, version=2), -1),
     )
-
-
-def _chars(pull: SuspendedRequest[PopKey]) -> int:
-    return pull.chars if isinstance(pull, SuspendedPop) else 0
