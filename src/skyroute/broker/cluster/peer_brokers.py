@@ -76,13 +76,18 @@ class PeerBrokers:
         return await (await self._channel(address)).call(request, timeout_s)
 
     async def call_name_server(self, request: Request, decode: Callable[[Response], T]) -> T | None:
-        """Return the decoded response of the first name server that gives a valid one; None if none does."""
+        """Return the decoded response of the first name server that gives a valid one; None if none does.
+
+        One that gives none is asked last from then on: it may take `CALL_S` each time, as long as clients wait for us.
+        """
         for name_server in self._name_servers:
             try:
                 channel = await self._channel(name_server)
                 return decode(await channel.call(request, CALL_S))
             except SkyrouteError as error:
                 log.debug("no response code=%d name_server=%s reason=%s", request.code, name_server, error)
+                others = tuple(other for other in self._name_servers if other != name_server)
+                self._name_servers = (*others, name_server)
         return None
 
     async def stop(self) -> None:
