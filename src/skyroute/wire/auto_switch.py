@@ -6,6 +6,7 @@ differs, and reports its end; then the master sends the log in frames, and the s
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -177,4 +178,11 @@ class MasterStream:
         if body_bytes % _EPOCH.size:
             raise ReplicationProtocolError(f"the master's epochs have {body_bytes} bytes (expected 12 for each)")
         self._has_hello = True
-        return MasterHello(position, tuple(Epoch(*each) for each in _EPOCH.iter_unpack(body))), end
+        epochs = tuple(Epoch(*each) for each in _EPOCH.iter_unpack(body))
+        if position < 0 or any(each.start < 0 for each in epochs[:1]) or not _are_in_order(epochs):
+            raise ReplicationProtocolError(f"the master's epochs are not in order, or negative: {epochs[-3:]}")
+        return MasterHello(position, epochs), end
+
+
+def _are_in_order(epochs: tuple[Epoch, ...]) -> bool:
+    return all(older.number < newer.number and older.start <= newer.start for older, newer in pairwise(epochs))

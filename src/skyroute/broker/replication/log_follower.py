@@ -25,6 +25,8 @@ from skyroute.wire.auto_switch import (
 log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 1024 * 1024
+UNREAD_BYTES_MAX: Final = 64 * 1024
+"""Acknowledgements that the master has not read, above which no more are sent."""
 CONNECT_S: Final = 3.0
 RETRY_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
@@ -124,7 +126,8 @@ class LogFollower:
                     else:
                         self._take(*found)
             if has_agreed:
-                writer.write(encode_ack(self._store.max_position))
+                if writer.transport.get_write_buffer_size() < UNREAD_BYTES_MAX:
+                    writer.write(encode_ack(self._store.max_position))
                 await self._dispatch()
                 self._on_confirmed(self.confirmed)
 
@@ -155,6 +158,7 @@ class LogFollower:
                 f"the master's log ends at {end}, this one at {store.max_position}, both in epoch {own.last_number}: "
                 "the master has lost records, nothing was changed; elect this broker (electMaster), or empty its store"
             )
+        self._drop_unknown_epochs(end, master)
         self._cut(min(end, store.whole_end))  # only here: the master has what is cut, and sends it again
 
     async def _compare(self) -> None:
@@ -175,6 +179,13 @@ class LogFollower:
                 "changed; elect this broker (electMaster), or empty its store"
             )
 
+    def _drop_unknown_epochs(self, end: int, master: MasterHello) -> None:
+        """Drop epochs behind the common records that the master does not have: their numbers could keep others out."""
+        own = self._epoch_file.epochs
+        kept = Epochs(tuple(each for each in own if each.start < end or each in master.epochs))
+        if kept != own:
+            self._epoch_file.replace(kept)
+
     def _cut(self, end: int) -> None:
         store = self._store
         if end < store.max_position:
@@ -189,6 +200,11 @@ class LogFollower:
             ForeignLogError: it does not continue this log.
         """
         store, epochs = self._store, self._epoch_file.epochs
+        if header.position != store.max_position and store.max_position > store.min_position:
+            raise ForeignLogError(
+                f"the master sends {len(data)} bytes at {header.position}, and this log ends at {store.max_position}: "
+                "nothing was changed"
+            )
         if header.epoch.number > epochs.last_number and header.epoch.start <= header.position:
             self._epoch_file.replace(epochs.follow(header.epoch))
         if data:

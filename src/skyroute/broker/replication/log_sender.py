@@ -1,9 +1,14 @@
-"""The master's side of replication in controller mode: sends the log to slaves, and counts what they have."""
+"""The master's side of replication in controller mode: sends the log to slaves, and counts what they have.
+
+Slaves prove nothing: a connection takes the place of a slave once it acknowledges, and what it claims to have counts
+as far as this master can have sent it.
+"""
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Final, cast
 
 from skyroute.broker.config import BrokerConfig
@@ -30,7 +35,11 @@ from skyroute.wire.auto_switch import (
 log = logging.getLogger(__name__)
 
 SLAVES_MAX: Final = 100
-"""Connections to the replication port at the same time; more are closed."""
+"""Connections that have acknowledged. A host that has most of them gives places to other hosts."""
+STRANGERS_MAX: Final = 64
+"""Connections that have not acknowledged. One more takes the place of the oldest of the host that has most."""
+HOSTS_MAX: Final = 1_000
+"""Hosts for which a master remembers how much of the log it has sent to them."""
 TURN_BYTES: Final = 1024 * 1024
 """Bytes of the log that one slave gets per turn of the loop."""
 UNSENT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -50,10 +59,14 @@ class SlaveConnection(asyncio.Protocol):
         self._is_scheduled = False
         self.host = self.address = "unknown"
         self.follower: Follower | None = None
+        """Set by the handshake."""
         self.position: int | None = None
         """The next byte of the log to send; None before the first acknowledgement."""
-        self.heard_at = now
-        self.sent_at = now
+        self._claimed = self._proven = 0
+        """The end of the log in the first acknowledgement, and how much of all that is acknowledged was sent."""
+        self._unread_bytes = 0
+        """Unsent bytes when the slave last read some."""
+        self.opened_at = self.heard_at = self.sent_at = self._read_at = now
 
     def __repr__(self) -> str:
         return f"<SlaveConnection {self.address} {self.follower}>"
@@ -77,29 +90,45 @@ class SlaveConnection(asyncio.Protocol):
         self.send_more()
 
     def data_received(self, data: bytes) -> None:
-        self.heard_at = self._sender.now()
+        end: int | None = None
         try:
             for found in self._stream.feed(data):
+                self.heard_at = self._sender.now()
                 if isinstance(found, SlaveHello):
                     self._transport.write(self._sender.accept(self, found))
                 else:
-                    self._acknowledge(found)
+                    end = found  # the newest counts
         except ReplicationProtocolError as error:
             self.close(str(error))
+        if end is not None:
+            self._acknowledge(end)
 
     def _acknowledge(self, end: int) -> None:
-        if self.follower is None:  # closing
+        if self.follower is None or self._transport.is_closing():
             return
         log_end = self._sender.store.max_position
-        if end > log_end:
-            self.close(f"its log ends at {end}, behind the end of this log at {log_end}")
-            return
         if self.position is None:
+            if end > log_end:
+                self.close(f"its log ends at {end}, behind the end of this log at {log_end}")
+                return
+            self._claimed, self._proven = end, min(end, self._sender.sent_to(self.host))
+            if not self._sender.follow(self, self.follower):
+                return
             self.position = self._first_position(end)
             if self.position >= log_end:
                 self.beat()  # has the epoch, which the slave would learn with the next record only
-        self._sender.note_ack(self.follower, end)
+        elif end > max(self.position, self._claimed):
+            self.close(f"the slave reports {end}, and only {self.position} was sent to it")
+            return
+        elif end > self._claimed:
+            self._proven = max(self._proven, min(end, self.sent_end))
+        self._sender.note_ack(self.follower, min(end, self._proven))
         self.send_more()
+
+    @property
+    def sent_end(self) -> int:
+        """The position up to which the system has taken the log, or a little less."""
+        return 0 if self.position is None else self.position - self._transport.get_write_buffer_size()
 
     def _first_position(self, end: int) -> int:
         store = self._sender.store
@@ -161,6 +190,21 @@ class SlaveConnection(asyncio.Protocol):
         self._transport.write(encode_frame_header(header) + data)
         self.sent_at = self._sender.now()
 
+    def check(self, now: float, silence_s: float, heartbeat_s: float) -> None:
+        """Close a silent connection; send a heartbeat if nothing was sent for a while."""
+        unread = self._transport.get_write_buffer_size()
+        if unread < self._unread_bytes or not self._is_paused:
+            self._read_at = now
+        self._unread_bytes = unread
+        if self.follower is None and now - self.opened_at > HELLO_S:
+            self.close(f"no handshake in {HELLO_S:.0f} s")
+        elif now - (self.heard_at if self.position is not None else self.opened_at) > silence_s:
+            self.close(f"nothing received for {silence_s:g} s")
+        elif now - self._read_at > silence_s:
+            self.close(f"the slave has read nothing for {silence_s:g} s")
+        elif now - self.sent_at > heartbeat_s and not self._is_paused:
+            self.beat()
+
     def close(self, reason: str) -> None:
         """Close the connection, with a log line."""
         if not self._transport.is_closing():
@@ -188,7 +232,12 @@ class LogSender:
         self._clock = clock
         self._on_progress = on_progress
         self._server: asyncio.Server | None = None
-        self._connections: set[SlaveConnection] = set()
+        self._connections: dict[SlaveConnection, None] = {}
+        """The oldest first."""
+        self._log_end_at_lead = 0
+        """Up to here, slaves may have the log from an earlier master."""
+        self._sent_to: dict[str, int] = {}
+        """Position up to which slaves on a host got the log on connections that are closed."""
         self._is_woken = False
         self._close_log = LogBackoff()
         self.state: SyncState | None = None
@@ -233,6 +282,8 @@ class LogSender:
     def lead(self, state: SyncState) -> None:
         """Accept slaves, as the master of a new epoch."""
         self._drop_all("a new epoch begins")
+        self._log_end_at_lead = self.store.max_position
+        self._sent_to.clear()
         self.state = state
 
     def resign(self) -> None:
@@ -257,25 +308,29 @@ class LogSender:
 
     def add(self, connection: SlaveConnection) -> None:
         """Note a new connection, or close it."""
-        self._connections.add(connection)
+        self._connections[connection] = None
         if self.may_replicate is not None and not self.may_replicate(connection.host):
             connection.close("refused by access control; list its address in brokerSourceAddresses")
         elif self.state is None:
             connection.close("this broker is not master")
-        elif len(self._connections) > SLAVES_MAX:
-            connection.close(f"{SLAVES_MAX} connections are open")
+        else:
+            strangers = [each for each in self._connections if each.position is None]
+            if len(strangers) > STRANGERS_MAX:
+                host, _ = _crowded_host(strangers)
+                oldest = next(each for each in strangers if each.host == host)
+                oldest.close(f"{STRANGERS_MAX} connections have not acknowledged, and this is the oldest of its host")
 
     def log_close(self, connection: SlaveConnection, reason: str) -> None:
         """Log a closed connection. An address that no slave uses is logged less and less often."""
         suppressed = self._close_log.suppressed(connection.host, self.now())
-        if connection.follower is not None or suppressed is not None:
+        if connection.position is not None or suppressed is not None:
             log.warning(
                 "replication connection closed slave=%s suppressed=%d reason=%s",
                 *(connection.address, suppressed or 0, reason),
             )
 
     def accept(self, connection: SlaveConnection, hello: SlaveHello) -> bytes:
-        """Return the response to a slave's handshake. A slave that connects again replaces its old connection.
+        """Return the response to a slave's handshake.
 
         Raises:
             ReplicationProtocolError: it cannot be a slave of this broker.
@@ -283,18 +338,49 @@ class LogSender:
         state = self.state
         if state is None or hello.broker_id == state.own_id:
             raise ReplicationProtocolError(f"a slave has the id {hello.broker_id}, which is this broker's")
-        for other in self._connections:
-            if other is not connection and other.follower is not None and other.follower.broker_id == hello.broker_id:
+        connection.follower = Follower(hello.broker_id, is_learner=hello.is_learner, caught_up_at=self.now())
+        return encode_master_hello(MasterHello(self.store.max_position, self.epochs.entries))
+
+    def follow(self, connection: SlaveConnection, follower: Follower) -> bool:
+        """Let a connection be a slave's, after its first acknowledgement; false if there is no room, and it is closed.
+
+        It replaces the slave's old connection.
+        """
+        state = self.state
+        if state is None:
+            return False
+        others = [each for each in self._connections if each.position is not None and each.follower is not None]
+        for other in others:
+            if other.follower is not None and other.follower.broker_id == follower.broker_id:
                 other.close("the slave has connected again")
                 other.follower = None
-        connection.follower = Follower(hello.broker_id, is_learner=hello.is_learner, caught_up_at=self.now())
-        state.followers[hello.broker_id] = connection.follower
-        log.info("slave connected slave=%s id=%d learner=%s", connection.address, hello.broker_id, hello.is_learner)
-        return encode_master_hello(MasterHello(self.store.max_position, self.epochs.entries))
+                others.remove(other)
+                break
+        if len(others) >= SLAVES_MAX:
+            host, count = _crowded_host(others)
+            if count <= sum(each.host == connection.host for each in others) + 1:
+                connection.close(f"{len(others)} slaves are connected (expected at most {SLAVES_MAX})")
+                return False
+            silent = min((each for each in others if each.host == host), key=lambda each: each.heard_at)
+            silent.close(f"its host has {count} of {SLAVES_MAX} places, and {connection.host} needs one")
+        state.followers[follower.broker_id] = follower
+        log.info(
+            "slave connected slave=%s id=%d learner=%s", connection.address, follower.broker_id, follower.is_learner
+        )
+        return True
+
+    def sent_to(self, host: str) -> int:
+        """Return the position up to which a host may have the log."""
+        open_ends = (each.sent_end for each in self._connections if each.host == host)
+        return max(self._log_end_at_lead, self._sent_to.get(host, 0), *open_ends)
 
     def remove(self, connection: SlaveConnection, reason: str) -> None:
         """Forget a closed connection."""
-        self._connections.discard(connection)
+        if connection.position is not None:
+            self._sent_to[connection.host] = self.sent_to(connection.host)
+            if len(self._sent_to) > HOSTS_MAX:
+                del self._sent_to[next(iter(self._sent_to))]
+        self._connections.pop(connection, None)
         follower, connection.follower = connection.follower, None
         state = self.state
         if follower is not None and state is not None and state.followers.get(follower.broker_id) is follower:
@@ -324,15 +410,17 @@ class LogSender:
     def tick(self, now: float) -> None:
         """Send heartbeats, and close silent connections. Called every second."""
         for connection in list(self._connections):
-            if now - connection.heard_at > self._config.ha_silence_s:
-                connection.close(f"nothing received for {now - connection.heard_at:.0f} s")
-            elif connection.follower is None and now - connection.heard_at > HELLO_S:
-                connection.close(f"no handshake in {HELLO_S:.0f} s")
-            elif now - connection.sent_at > self._config.ha_heartbeat_s - 1.0:
-                connection.beat()
+            connection.check(now, self._config.ha_silence_s, self._config.ha_heartbeat_s - 1.0)
 
     def slaves(self) -> list[tuple[str, Follower, int]]:
         """Return address, progress and next position of each connected slave."""
         return [
-            (each.address, each.follower, each.position or 0) for each in self._connections if each.follower is not None
+            (each.address, each.follower, each.position)
+            for each in self._connections
+            if each.follower is not None and each.position is not None
         ]
+
+
+def _crowded_host(connections: Collection[SlaveConnection]) -> tuple[str, int]:
+    """Return the host that has most connections, and how many."""
+    return Counter(each.host for each in connections).most_common(1)[0]

@@ -135,8 +135,9 @@ class SyncState:
             if (found := self.followers.get(member)) is not None
             and (found.has(log_end) or now - found.caught_up_at <= patience_s)
         }
-        join = [each.broker_id for each in self.followers.values() if self._joins(each, epochs, log_end, now)]
-        wanted = frozenset({self.own_id, *stay, *join[:1]})
+        join = [each for each in self.followers.values() if self._joins(each, epochs, log_end, now)]
+        join.sort(key=lambda each: each.barred_until)  # those that the controller refuses keep no other one out
+        wanted = frozenset({self.own_id, *stay, *(each.broker_id for each in join[:1])})
         return None if wanted == self.members else wanted
 
     def _joins(self, follower: Follower, epochs: Epochs, log_end: int, now: float) -> bool:
