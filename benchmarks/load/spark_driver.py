@@ -50,12 +50,13 @@ class Driver:
         )
         bodies.write.format(self._source).options(**options).mode("append").save()
 
-    def limit(self, rows: int, size: int) -> int:
+    def limit(self, rows: int, size: int, columns: str) -> int:
         """Read from a Python source that returns one prebuilt batch again and again: the upper bound."""
         from benchmarks.load.prebuilt import Prebuilt  # noqa: PLC0415 - only with our source
 
         self._spark.dataSource.register(Prebuilt)
-        return self._sum(self._spark.read.format("prebuilt").option("rows", rows).option("size", size).load())
+        source = self._spark.read.format("prebuilt").options(rows=rows, size=size, columns=columns)
+        return self._sum(source.load())
 
     def route_history(self, journal: str) -> None:
         """Run the job `route_history`."""

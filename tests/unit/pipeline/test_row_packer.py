@@ -14,7 +14,7 @@ from skyroute.message.properties import decode_properties
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.tags import java_hash
 from skyroute.pipeline.sink import row_packer
-from skyroute.pipeline.sink.row_packer import IDEMPOTENCY_KEY, RowError, RowPacker, SendBatch
+from skyroute.pipeline.sink.row_packer import BATCH_ROWS_MAX, IDEMPOTENCY_KEY, RowError, RowPacker, SendBatch
 
 BATCH_BYTES_MAX = 1_000
 QUEUES = {
@@ -111,6 +111,12 @@ def test_rows_without_a_target_queue_share_a_batch() -> None:
     (batch,) = packed(packer(), table(body=[b"one", b"two", b"three"]))
     assert [body for body, _, _ in batch.items] == [b"one", b"two", b"three"]
     assert batch.queue is None
+
+
+def test_a_batch_has_a_bounded_number_of_rows() -> None:
+    by = RowPacker("query/3/1/", topic="Orders", namespace=None, batch_bytes_max=1 << 20)
+    batches = packed(by, table(body=[b"x"] * 2_500))
+    assert [batch.count for batch in batches] == [BATCH_ROWS_MAX, BATCH_ROWS_MAX, 500]
 
 
 def test_texts_are_sent_as_utf8() -> None:

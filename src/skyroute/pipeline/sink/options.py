@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from skyroute.client.producing.prepared_message import BODY_BYTES_MAX
-from skyroute.client.producing.producer import BATCH_BYTES_MAX
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_open_to_senders, check_producer_group, check_topic
 from skyroute.pipeline.options import ConnectionOptions, OptionReader, read_connection
+
+BATCH_BYTES: Final = 256 * 1024
+"""Default of `batchBytes`. Larger batches cost the broker more processor time a row: the copies leave its cache."""
 
 QUEUES_MAX: Final = 1_024
 """Largest value of `newTopicQueues`."""
@@ -28,7 +30,7 @@ class WriteOptions:
     write_id: str | None = None
     """Prefix of the idempotency keys; a second run with the same prefix gives rows the same keys."""
     send_timeout_s: float = 10.0
-    batch_bytes_max: int = BATCH_BYTES_MAX
+    batch_bytes_max: int = BATCH_BYTES
     new_topic_queues: int = 4
     """Number of queues of an auto-created topic."""
     new_topic_is_batch: bool = False
@@ -51,7 +53,7 @@ def read_write_options(given: Mapping[str, str], ignored: Collection[str] = ()) 
         options.parsed("producerGroup", "group", parse=_group, default="spark"),
         options.parsed("writeId", parse=_write_id, default=None),
         options.milliseconds("sendTimeoutMs", default_s=10.0),
-        options.count("batchBytes", default=BATCH_BYTES_MAX, least=1, most=BODY_BYTES_MAX),
+        options.count("batchBytes", default=BATCH_BYTES, least=1, most=BODY_BYTES_MAX),
         options.count("newTopicQueues", default=4, most=QUEUES_MAX),
         options.choice("newTopicType", choices=("normal", "batch"), default="normal") == "batch",
     )

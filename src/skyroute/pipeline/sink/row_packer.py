@@ -27,6 +27,9 @@ IDEMPOTENCY_KEY: Final = "idempotency_key"
 QUEUES_SHOWN_MAX: Final = 16
 """Maximum number of queues that an error lists."""
 
+BATCH_ROWS_MAX: Final = 1_000
+"""Rows of a batch. Our broker stores a longer one in steps, for 1.6 times the processor time a row."""
+
 PACKED_BYTES: Final = 64 << 20
 """Rows that are encoded at once, unless one row is larger. Arrow's offsets end at 2 GiB."""
 
@@ -127,8 +130,9 @@ class RowPacker:
         encoded = memoryview(data)
         start = 0
         while start < len(items):
-            stop = int(np.searchsorted(offsets, int(offsets[start]) + self._batch_bytes_max, "right")) - 1
-            stop = min(max(stop, start + 1), int(breaks[np.searchsorted(breaks, start, "right")]))
+            fitting = int(np.searchsorted(offsets, int(offsets[start]) + self._batch_bytes_max, "right")) - 1
+            until_alone = int(breaks[np.searchsorted(breaks, start, "right")])
+            stop = min(max(fitting, start + 1), start + BATCH_ROWS_MAX, until_alone)
             yield start, stop, encoded[int(offsets[start]) : int(offsets[stop])]
             start = stop
 
