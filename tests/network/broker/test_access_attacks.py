@@ -426,7 +426,7 @@ async def test_the_right_to_a_group_opens_no_retries_of_another_group_in_a_topic
     assert guarded.stored(shared) == [b"of secrets"]
     answer = await spy.call(BOB.sign(request)) if waiting is None else await spy.answer(waiting)
     assert (answer.code == NO_PERMISSION, b"of secrets" in answer.body) == (False, False)
-    whole = Request(request.code, request.fields | {"consumerGroup": "g"})  # for the other group, it was passed over
+    whole = Request(request.code, {**request.fields, "consumerGroup": "g"})  # for the other group, it was passed over
     assert b"of secrets" in (await owner.call(ROOT.sign(whole))).body
 
 
@@ -471,7 +471,7 @@ async def test_long_requests_that_wait_are_counted_because_their_signature_is_ch
     table = components.long_polling if code == 11 else components.pop_polling
     line = await guarded.line()
     fields = pulled("orders", suspend_ms=15_000).fields if code == 11 else pop("orders").fields
-    request = Request(code, fields | {"pollTime": "15000", "more": "x" * 500_000}, b"x" * 500_000)
+    request = Request(code, {**fields, "pollTime": "15000", "more": "x" * 500_000}, b"x" * 500_000)
     for _ in range(2):
         await line.send(BOB.sign(request))
     await eventually(lambda: len(table) == 2)
