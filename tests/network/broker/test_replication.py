@@ -87,6 +87,20 @@ async def test_a_slave_follows_a_master_that_was_restarted(empty_cluster: Cluste
     await caught_up(master, slave)
 
 
+async def test_a_slave_that_loses_its_connection_connects_again_at_once(
+    empty_cluster: Cluster, master: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = await empty_cluster.line(address=master.address)
+    slave = await start_slave(empty_cluster)
+    await fill(line, 3)
+    await caught_up(master, slave)
+    monkeypatch.setattr(slave_module, "RETRY_S", 3600.0)
+    for each in list(master.components.ha_master._lines):
+        each.close("this test cuts it off")
+    await fill(line, 3)
+    await caught_up(master, slave)
+
+
 async def test_a_slave_of_two_keeps_up_with_the_other(empty_cluster: Cluster, master: Broker) -> None:
     slaves = [await start_slave(empty_cluster, number) for number in (1, 2)]
     await fill(await empty_cluster.line(address=master.address), 50)

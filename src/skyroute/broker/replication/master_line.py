@@ -35,6 +35,7 @@ class MasterLine(asyncio.Protocol):
         self._dispatch: asyncio.Handle | None = None
         self._undispatched = 0
         """Bytes that were read since the last dispatch."""
+        self._has_read = False
         self.ended = asyncio.Event()
         self.failure: Exception | None = None
         """Why this slave does not follow on this connection; None if the master has closed it."""
@@ -64,6 +65,7 @@ class MasterLine(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.ended.is_set():
             return
+        self._has_read = True
         self._slave.note_read(len(data))
         try:
             has_appended = self._append(data)
@@ -124,6 +126,11 @@ class MasterLine(asyncio.Protocol):
         if not self.ended.is_set():
             self.failure = failure
             self.ended.set()
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether the master has sent, and this slave could have followed it further."""
+        return self._has_read and (self.failure is None or isinstance(self.failure, OSError))
 
     def close(self) -> None:
         """Close the connection. What was appended is still dispatched."""

@@ -32,8 +32,9 @@ from skyroute.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
+RETRY_FIRST_S: Final = 0.2
 RETRY_S: Final = 5.0
-"""Time before the next connection, as with Apache's slaves."""
+"""Time before the next connection: after one that was lost, and the longest, as with Apache's slaves."""
 REPORT_S: Final = 5.0
 """Longest time between two reports."""
 CONNECT_S: Final = 3.0
@@ -123,9 +124,10 @@ class HaSlave:
                 self._line.cancel_dispatch()
 
     async def _follow_for_ever(self) -> None:
-        said = ""
+        said, pause_s = "", RETRY_S
         while True:
             await self._known.wait()
+            self._line = None
             try:
                 await self._follow(self.ha_address or "")
                 reason = "the master closed the connection"
@@ -140,7 +142,14 @@ class HaSlave:
                     *(self.ha_address, self.store.max_position, reason),
                 )
                 said = reason
-            await asyncio.sleep(RETRY_S)
+            pause_s = RETRY_FIRST_S if self._was_lost else 2 * pause_s
+            pause_s = min(pause_s, RETRY_S)
+            await asyncio.sleep(pause_s)
+
+    @property
+    def _was_lost(self) -> bool:
+        """Whether the last connection ended although this slave could have followed it further."""
+        return self._line is not None and self._line.was_lost
 
     # The comparison
 

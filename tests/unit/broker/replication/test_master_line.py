@@ -140,8 +140,11 @@ async def test_the_failure_of_a_dispatch_ends_the_connection(room: Room) -> None
 
 
 async def test_nothing_is_appended_behind_an_error(room: Room) -> None:
-    room.receive(0, 100)
-    room.receive(150, 200)
+    was_lost = [room.line.was_lost]
+    for start, end in ((0, 100), (150, 200)):
+        room.receive(start, end)
+        was_lost.append(room.line.was_lost)
     assert isinstance(room.line.failure, HistoryError)
+    assert was_lost == [False, True, False]
     room.receive(100, 200)
     assert room.store.max_position == 100
