@@ -13,6 +13,7 @@ from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import found_bodies, pull, send
 from tests.network.broker.clusters import Cluster
+from tests.support.connections import connection_to
 from tests.support.disks import bodies
 from tests.support.raw import Request
 from tests.support.waiting import eventually
@@ -133,6 +134,28 @@ async def test_a_slave_does_not_act_while_its_master_sends_to_it(empty_cluster: 
         channel.abort()  # the name server takes the master for dead
     await acting_of(slave).look()
     assert not acting_of(slave).is_acting
+
+
+async def test_a_slave_does_not_act_while_its_master_responds(empty_cluster: Cluster) -> None:
+    """Both would deliver what is due: connections may be reset while both are alive."""
+    cluster = empty_cluster
+    master, slave = await start_pair(cluster)
+    await is_followed(master, slave)
+    await eventually(lambda: acting_of(slave).master_address is not None, "the slave knows its master")
+    follower = slave.components.ha_slave
+    assert follower is not None
+    follower.ha_address = "127.0.0.1:1"
+    for each in master.components.ha_master._lines:
+        each.close("this test cuts it off")
+    await eventually(lambda: not follower.is_connected)
+    own = {"clusterName": "DefaultCluster", "brokerName": "broker-a", "brokerId": "0", "brokerAddr": master.address}
+    async with connection_to(cluster.name_server_address) as line:
+        assert (await line.call(RequestCode.UNREGISTER_BROKER, own)).code == ResponseCode.SUCCESS
+        await acting_of(slave).look()  # before the next heartbeat of the master
+    assert acting_of(slave).master_address is None, "the name server has no master"
+    assert not acting_of(slave).is_acting
+    await cluster.kill(master)
+    await eventually(lambda: acting_of(slave).is_acting, "the slave acts once its master is dead")
 
 
 async def test_a_message_that_no_other_group_takes_holds_up_no_other_and_goes_to_the_master(

@@ -1,6 +1,7 @@
 """A slave that acts for its missing master: it delivers what is due, and other brokers store it.
 
-It acts while it has the smallest id of its group at the name servers and receives nothing from its master.
+It acts while it has the smallest id of its group at the name servers and receives nothing from its master. Before it
+begins, it asks the master itself: one whose connections were lost is away for name servers, and delivers all the same.
 """
 
 import asyncio
@@ -24,9 +25,10 @@ from skyroute.broker.transactions import Transactions
 from skyroute.errors import SkyrouteError
 from skyroute.files.errors import StorageError
 from skyroute.remoting.background import Background
-from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.routing.topology import MASTER_ID
 from skyroute.wire.calls.route import decode_member_group, encode_member_group_query
+from skyroute.wire.calls.settings import encode_broker_state_query
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Response
 
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_S: Final = 2.0
 """A returning master waits at most this long for messages that are on their way to other brokers."""
+MASTER_RESPONDS_S: Final = 1.0
+"""A master that does not respond for this long is dead. A closed port tells it at once."""
 EARLY_STEPS: Final = 100
 """Steps of redelivery while a returning master waits."""
 RETURN_S: Final = 30.0
@@ -132,9 +136,21 @@ class ActingMaster:
         returns = self._returns_until is not None and self._monotonic() < self._returns_until
         acts = own.broker_id == min(members, default=None) and not self._slave.is_connected and not returns
         if acts and not self.is_acting:
-            await self._begin()
+            if not await self._master_responds():
+                await self._begin()
         elif not acts:
             await self.stand_down()
+
+    async def _master_responds(self) -> bool:
+        address = self._slave.master_address
+        if address is None:
+            return False
+        try:
+            async with asyncio.timeout(MASTER_RESPONDS_S):
+                await self._peers.call_address(address, encode_broker_state_query())
+        except (TimeoutError, RemotingError):
+            return False
+        return True
 
     async def hand_over(self, master_address: str | None) -> None:
         """Stop acting, because the master returns: it takes over the progress before it registers."""
