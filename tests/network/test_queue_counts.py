@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -12,20 +13,49 @@ from skyroute.client.errors import ClientError
 from skyroute.client.producing.producer import Producer
 from skyroute.client.session.session import Session
 from skyroute.message.message import Message
+from skyroute.routing import topology
 from skyroute.routing.topology import QUEUES_MAX, ROUTE_QUEUES_MAX
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.errors import BodyError
-from tests.network.cluster import MASTER, NEWER, addresses, register, topics
+from tests.network.cluster import MASTER, NEWER, OTHER, addresses, register, route, topics
 from tests.support.connections import WAIT_S, AsyncConnection
 from tests.support.fake_broker import CLUSTER, FakeCluster, Reply, fake_cluster
-from tests.support.raw import Topic
+from tests.support.raw import Registration, Topic, mapping
 from tests.support.servers import Running
 
 INT_MAX = 2**31 - 1
+THIRD = OTHER.but(broker="broker-c", address="10.0.0.4:10911")
 
 
 def absurd(read: int = 8, write: int = INT_MAX) -> Topic:
     return Topic("Absurd", read, write)
+
+
+def with_static_queues(broker: Registration) -> Registration:
+    return broker.but(mappings={"TopicA": mapping("TopicA", broker.broker, 5)})
+
+
+def with_filter_servers(broker: Registration) -> Registration:
+    return broker.but(filter_servers=tuple(f"filter:{at}" for at in range(5)))
+
+
+@pytest.mark.parametrize("version", [317, 479])
+@pytest.mark.parametrize("grown", [with_static_queues, with_filter_servers])
+async def test_a_route_that_brokers_make_too_long_is_refused(
+    line: AsyncConnection, monkeypatch: pytest.MonkeyPatch, grown: Callable[[Registration], Registration], version: int
+) -> None:
+    monkeypatch.setattr(topology, "ROUTE_QUEUES_MAX", 10)
+    monkeypatch.setattr(topology, "ROUTE_FILTER_SERVERS_MAX", 10)
+    await register(line, grown(MASTER), grown(OTHER))
+    assert (await route(line, version=version)).code == ResponseCode.SUCCESS
+    await register(line, grown(THIRD))
+    for _ in range(2):
+        answer = await route(line, version=version)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "the route of TopicA is too long" in (answer.remark or "")
+        assert (await route(line, "TopicB", version)).code == ResponseCode.SUCCESS
+    await line.call(THIRD.unregistration)
+    assert (await route(line, version=version)).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("deflate", [False, True])

@@ -11,6 +11,8 @@ QUEUES_MAX: Final = 65_536
 """The most queues of a topic on one broker group. Clients list every queue, so counts are checked."""
 ROUTE_QUEUES_MAX: Final = 262_144
 """The most queues of a topic on all broker groups together."""
+ROUTE_FILTER_SERVERS_MAX: Final = 10_000
+"""The most filter servers of all brokers in one route."""
 
 
 class Permission(IntFlag):
@@ -101,6 +103,13 @@ class TopicRoute:
     mappings: Mapping[str, StaticMapping] = field(default_factory=dict)
     """Broker name to its mapping of a static topic."""
     order_config: str | None = None
+
+    @property
+    def is_within_bounds(self) -> bool:
+        """Whether a client could use its static queues and filter servers, which brokers may name without end."""
+        mapped = sum(len(mapping.current_ids) for mapping in self.mappings.values())
+        servers = sum(map(len, self.filter_servers.values()))
+        return mapped <= ROUTE_QUEUES_MAX and servers <= ROUTE_FILTER_SERVERS_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyroute.wire.fastjson import Dialect, dumps, loads, write, write_text
+from skyroute.wire.fastjson import Dialect, dumps, loads, write, write_numbers, write_text
 
 LEGACY, STRICT = Dialect.LEGACY, Dialect.STRICT
 BOTH = pytest.mark.parametrize("dialect", Dialect)
@@ -175,3 +175,8 @@ def test_a_character_is_written_alike_alone_and_among_others(dialect: Dialect) -
 @given(value=VALUES, dialect=st.sampled_from(Dialect))
 def test_a_value_is_written_as_the_text_that_is_dumped(value: Any, dialect: Dialect) -> None:
     assert write(value, dialect).encode() == dumps(value, dialect)
+
+
+@given(numbers=st.dictionaries(*2 * (st.integers(-(2**31), 2**31 - 1),)), dialect=st.sampled_from(Dialect))
+def test_numbers_are_written_as_any_map_is(numbers: dict[int, int], dialect: Dialect) -> None:
+    assert write_numbers(numbers, dialect) == write(numbers, dialect)

@@ -18,7 +18,7 @@ from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.routing import discovery
 from skyroute.routing.table_view import RouteTableView
-from skyroute.routing.topology import BrokerGroup, ClusterView
+from skyroute.routing.topology import ROUTE_FILTER_SERVERS_MAX, ROUTE_QUEUES_MAX, BrokerGroup, ClusterView
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.route import (
     GROUPS_A_STEP,
@@ -111,6 +111,11 @@ class RouteHandlers:
             response = None if answer is None else answer.response
         else:
             response = self._encode(query.topic, query.dialect, zone)
+        if response is None and self._table.serving(query.topic):
+            return Response.error(
+                f"the route of {query.topic[:REMARK_CHARS_MAX]} is too long: its brokers have more than"
+                f" {ROUTE_QUEUES_MAX} static queues or {ROUTE_FILTER_SERVERS_MAX} filter servers"
+            )
         if response is None:
             remark = f"No topic route info in name server for the topic: {query.topic[:REMARK_CHARS_MAX]}\n{_FAQ}"
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark)
@@ -118,10 +123,13 @@ class RouteHandlers:
         return response if zone is None else _not_cacheable(response)
 
     def _encode(self, topic: str, dialect: Dialect, zone: str | None = None) -> PreparedResponse | None:
-        """Encode the route of a topic. A response with an unconfirmed broker is not cached: each one is counted."""
+        """Encode the route of a topic; None if no broker serves it, or if it is out of bounds.
+
+        A response with an unconfirmed broker is not cached: each one is counted.
+        """
         acting_master = self._config.acting_master_enabled
         route = discovery.find_route(self._table, topic, acting_master=acting_master, zone=zone)
-        if route is None:
+        if route is None or not route.is_within_bounds:
             return None
         route = replace(route, order_config=self._order_config(topic))
         is_unconfirmed = self.is_warm and any(self._table.is_unconfirmed(group.name) for group in route.groups)

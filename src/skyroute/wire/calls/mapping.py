@@ -1,11 +1,14 @@
 """A broker's mapping of a static topic, in registrations and routes."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from skyroute.routing.topology import StaticMapping
+from skyroute.wire import fastjson
 from skyroute.wire.command import Int32, Int64
+from skyroute.wire.fastjson import Dialect
 
 
 class MappingBody(msgspec.Struct, rename="camel"):
@@ -29,6 +32,19 @@ class MappingBody(msgspec.Struct, rename="camel"):
             dirty=self.dirty,
             current_ids=self.curr_id_map or {},
         )
+
+
+def write_mapping(mapping: StaticMapping, dialect: Dialect) -> str:
+    """Encode a mapping as `mapping_members` has it."""
+    write_text, ids = (
+        partial(fastjson.write_text, dialect=dialect),
+        fastjson.write_numbers(mapping.current_ids, dialect),
+    )
+    return (
+        f'{{"bname":{write_text(mapping.broker_name)},"currIdMap":{ids},'
+        f'"dirty":{"true" if mapping.dirty else "false"},"epoch":{fastjson.write(mapping.epoch, dialect)},'
+        f'"scope":{write_text(mapping.scope)},"topic":{write_text(mapping.topic)},"totalQueues":{mapping.total_queues}}}'
+    )
 
 
 def mapping_members(mapping: StaticMapping) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from skyroute.routing.topology import (
     TopicRoute,
 )
 from skyroute.wire import fastjson
-from skyroute.wire.calls.mapping import MappingBody, mapping_members
+from skyroute.wire.calls.mapping import MappingBody, write_mapping
 from skyroute.wire.codes import V4_9_4, RequestCode
 from skyroute.wire.command import Int32, Request
 from skyroute.wire.errors import BodyError, FieldError
@@ -109,8 +109,9 @@ def encode_route(route: TopicRoute, dialect: Dialect) -> bytes:
     )
     filters = write_map({address: servers for address, servers in route.filter_servers.items() if servers})
     order = f'"orderTopicConf":{write(route.order_config)},' if route.order_config is not None else ""
-    parts = {name: mapping_members(part) for name, part in route.mappings.items()}
-    mappings = f',"topicQueueMappingByBroker":{write_map(parts)}' if parts else ""
+    parts = sorted(route.mappings.items()) if dialect is _STRICT else route.mappings.items()
+    written = ",".join([f"{write(name)}:{write_mapping(part, dialect)}" for name, part in parts])
+    mappings = f',"topicQueueMappingByBroker":{{{written}}}' if written else ""
     text = f'{{"brokerDatas":[{groups}],"filterServerTable":{filters},{order}"queueDatas":[{queues}]{mappings}}}'
     return text.encode("utf-8", "replace")
 
