@@ -160,6 +160,34 @@ async def test_a_slave_refuses_sends_and_pulls_unless_reads_are_enabled(empty_cl
     assert store_of(slave).max_position == 0
 
 
+async def test_no_request_of_a_client_changes_the_log_of_a_slave(empty_cluster: Cluster, master: Broker) -> None:
+    slave = await start_slave(empty_cluster, slave_read_enabled=True)
+    await fill(await empty_cluster.line(address=master.address), 4)
+    await caught_up(master, slave)
+    await eventually(lambda: slave.components.topics.get("T") is not None)
+    end = store_of(slave).max_position
+    before = checksum(store_of(slave), 0, end)
+    line = await empty_cluster.line(address=slave.address)
+    groups = {"group": "g", "consumerGroup": "g", "producerGroup": "p", "groupName": "g", "originTopic": "T"}
+    queue = {
+        "topic": "T",
+        "queueId": "0",
+        "offset": "0",
+        "extraInfo": "",
+        "commitOffset": "1",
+        "defaultTopic": "TBW102",
+    }
+    numbers = {"delayLevel": "1", "maxReconsumeTimes": "1", "commitOrRollback": "8", "tranStateTableOffset": "0"}
+    times = {"bornTimestamp": "1", "sysFlag": "0", "flag": "0", "defaultTopicQueueNums": "1", "properties": ""}
+    for code in sorted(slave.components.handlers()):
+        fields = {**groups, **queue, **numbers, **times, "commitLogOffset": "0", "msgId": "0", "newTopic": "Fresh"}
+        await line.send_oneway(code, fields, b"{}")  # a pull may wait for long
+    await line.call(send("Fresh"))
+    await line.call(heartbeat("fresh", "Fresh"))
+    assert (store_of(slave).max_position, checksum(store_of(slave), 0, end)) == (end, before)
+    assert slave_of(slave).is_connected
+
+
 async def test_a_slave_with_reads_serves_messages_and_sends_consumers_back_to_the_master(
     empty_cluster: Cluster, master: Broker
 ) -> None:
