@@ -192,7 +192,7 @@ def fill(bench: Bench, letter: str) -> None:
     topic = _topic(letter)
     load_broker(bench.our_port, "fill", topic, QUEUES, rows, 8, 1, size, 100)
     if bench.kafka is not None and bench.only & {f"{row}{letter}" for row in "123"}:
-        bench.kafka.time("write", {"topic": topic}, rows=rows, size=size)
+        bench.kafka.time("write", {"topic": topic}, rows=rows, size=size, key="key")  # ours have keys, too
     bench.log(f"wrote {rows:,} rows of {size} bytes to {topic}")
 
 

@@ -42,11 +42,13 @@ class Driver:
         if not query.awaitTermination(TIMEOUT_S) or query.exception() is not None:
             raise RuntimeError(f"the stream failed or timed out: {query.exception()}")
 
-    def write(self, options: dict[str, str], rows: int, size: int) -> None:
+    def write(self, options: dict[str, str], rows: int, size: int, key: str | None = None) -> None:
+        """Write rows; `key` is the name of a column of unique keys."""
         filler = "x" * (size - 8)
+        keys = [] if key is None else [f"CONCAT('k', id) AS {key}"]
         # The same eight partitions for both sources; the filler is a constant.
         bodies = self._spark.range(0, rows, 1, 8).selectExpr(
-            f"CAST(CONCAT('{filler}', LPAD(CAST(id AS STRING), 8, '0')) AS BINARY) AS {self._body}"
+            f"CAST(CONCAT('{filler}', LPAD(CAST(id AS STRING), 8, '0')) AS BINARY) AS {self._body}", *keys
         )
         bodies.write.format(self._source).options(**options).mode("append").save()
 
