@@ -18,6 +18,7 @@ from skyroute.broker.store.recovery.damage import CutTail, DamagedRange, DamageF
 from skyroute.broker.store.recovery.log_scan import BAD_BODY, BAD_HEAD, MISSING_FILE, TORN, ZEROS
 from skyroute.broker.store.recovery.recover import Recovered
 from skyroute.files.disk import Disk
+from skyroute.message.batch import BatchItem, encode_batch
 from tests.support.disks import NOW_MS, NoSyncDisk, RestartedMachineDisk, bodies, draft, small_store
 from tests.support.single_damage import read_store
 
@@ -172,6 +173,38 @@ def test_a_removed_queue_is_rebuilt_from_the_start_of_the_log(tmp_path: Path, cl
     assert (recovered.rebuilt_queues, recovered.rebuilt_index, recovered.records) == (1, False, 0)
     assert len(bodies(store, "T", 1)) == 5
     store.close()
+
+
+@pytest.mark.parametrize("is_batch_topic", [True, False])
+def test_a_removed_first_file_of_a_queue_is_rebuilt_if_the_checkpoint_is_damaged_too(
+    tmp_path: Path, is_batch_topic: bool
+) -> None:
+    def open_store() -> MessageStore:
+        return small_store(
+            tmp_path,
+            NoSyncDisk(),
+            is_batch_topic=lambda _: is_batch_topic,
+            queue_segment_units=4,
+            batch_segment_units=4,
+        )
+
+    store, positions = open_store(), []
+    for number in range(6):
+        at_ms, body = NOW_MS + number * 5_000, encode_batch([BatchItem(b"x" * 1_000), BatchItem(b"y")])
+        if is_batch_topic:
+            positions.append(store.append_inner_batch(draft("T", 0, body), 2, at_ms).log_position)
+        else:
+            positions.append(store.append(draft("T", 0, body), at_ms).log_position)
+        if number == 4:
+            store.flush()
+    store.dispatch()
+    store.kill()
+    queues = tmp_path / ("batchconsumequeue" if is_batch_topic else "consumequeue")
+    (queues / "T" / "0" / f"{0:020d}").unlink()
+    os.truncate(tmp_path / "checkpoint", 186)  # the times are left, so recovery starts with a file of the log
+    store = open_store()
+    assert [each.position for each in read_store(store)] == positions
+    store.kill()
 
 
 def test_a_removed_index_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -53,6 +53,7 @@ class QueueState:
         self._noted = {} if known is None else known.queues
         self._is_exact = is_exact
         self._make_batch_topic = make_batch_topic
+        self._found_firsts = {queue: queue.first_kept for queue in self.queues}
         self._found_ends = {queue: queue.end for queue in self.queues}
 
     def check_newest(self, log: CommitLog, log_end: int) -> None:
@@ -74,7 +75,7 @@ class QueueState:
             queue = by_key.get(key)
             if queue is None and (queue := self._create(key, known, find_queue)) is not None:
                 rebuilt[queue] = log.start
-            elif queue is not None and known.first < queue.first_kept and known.first < known.end:
+            elif queue is not None and known.first < self._found_firsts[queue] and known.first < known.end:
                 queue.mark_bad(ALL_ROWS)
             elif queue is not None and self._found_end(queue) < self._known_end(known):
                 queue.mark_bad(queue.count if queue.bad_row is None else min(queue.bad_row, queue.count))
