@@ -307,6 +307,20 @@ async def test_after_an_invalid_response_the_watch_pauses(cluster: FakeCluster, 
         assert len(cluster.seen(WATCH)) == 1
 
 
+async def test_a_name_server_that_reports_changes_all_the_time_causes_no_busy_loop(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route_watch, "GAP_S", 0.1)
+    always = Reply(ResponseCode.SUCCESS, {"life": "x", "revision": "1", "floor": "0", "compacted": "true"})
+    cluster.on(WATCH, lambda *_: always)
+    async with Session(cluster.address, route_poll_interval_s=NEVER_S) as session:
+        session.heartbeats.add(User("T"))
+        await cluster.until_seen(WATCH, 2)
+        began, seen = asyncio.get_running_loop().time(), len(cluster.seen(WATCH))
+        await cluster.until_seen(WATCH, seen + 5)
+        assert asyncio.get_running_loop().time() - began >= 0.35
+
+
 async def test_a_route_that_cannot_be_read_is_tried_again(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

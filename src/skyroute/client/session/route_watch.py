@@ -33,6 +33,8 @@ ADDED_S: Final = 0.1
 RETRY_S: Final = 1.0
 RETRY_S_MAX: Final = 30.0
 """Pause after a failure; it doubles with each failure up to the maximum."""
+GAP_S: Final = 0.02
+"""Minimum time between two responses: a name server that responds at once, again and again, causes no busy loop."""
 LOOK_S: Final = 5.0
 """How often it checks for another name server, if the current one does not support watches."""
 REREADS_MAX: Final = 16
@@ -76,6 +78,8 @@ class RouteWatch:
         """Topics whose route was read after the bookmark."""
         self._waiting: asyncio.Task[tuple[str, Response]] | None = None
         self._added = asyncio.Event()
+        self._next_at = 0.0
+        """When the next request may be sent."""
         self._timer: asyncio.TimerHandle | None = None
         self.is_active = False
         """Whether the name server reports changes."""
@@ -129,6 +133,13 @@ class RouteWatch:
         else:
             self._take(decode_watch_answer(response), topics)
             await self._reread(topics - self._covered)
+            await self._keep_gap()
+
+    async def _keep_gap(self) -> None:
+        now = asyncio.get_running_loop().time()
+        wait_s, self._next_at = self._next_at - now, max(now, self._next_at) + GAP_S
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
 
     async def _wait_for_topics(self) -> None:
         with contextlib.suppress(TimeoutError):
