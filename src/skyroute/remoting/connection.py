@@ -313,14 +313,15 @@ class Connection(asyncio.Protocol):
     def _answer(self, frames: list[bytes]) -> None:
         """Process frames in order for one share of time; the rest waits."""
         context, pending, writer = self.context, self._pending, self.writer
-        find_cached, monotonic = context.dispatcher.fast_path.find, context.clock.monotonic
+        fast_path, monotonic = context.dispatcher.fast_path, context.clock.monotonic
+        has_cached = not fast_path.is_empty
         context.dispatcher.read_at = began = now = self.active_at
         out: list[Piece] = []
         size = at = 0
         has_more = False
         try:
             for at, frame in enumerate(frames):
-                cached = find_cached(frame)
+                cached = fast_path.find(frame) if has_cached else None
                 if cached is None:
                     size += self._carry_out(frame, out)
                 else:
@@ -410,15 +411,15 @@ class Connection(asyncio.Protocol):
         ):
             return 0
         response = dispatcher.answer(request, self.peer)
-        if not isinstance(response, Response):
-            self._pending.add(self, request, len(frame), response)
+        if is_oneway and isinstance(response, Response):
             return 0
-        if is_oneway:
-            return 0
-        if not isinstance(response, PreparedResponse):
+        if type(response) is PreparedResponse:  # not `isinstance`, which takes longer: most responses pass here
+            out += response.pieces(request.request_id, request.form)
+            if response.is_cacheable:
+                dispatcher.keep(frame, request, response)
+            return response.body_bytes if response.more else len(response.body)
+        if isinstance(response, Response):
             out += (response_head(response, request.request_id, request.form), response.body)
             return len(response.body)
-        out += response.pieces(request.request_id, request.form)
-        if response.is_cacheable:
-            dispatcher.keep(frame, request, response)
-        return response.body_bytes if response.more else len(response.body)
+        self._pending.add(self, request, len(frame), response)
+        return 0

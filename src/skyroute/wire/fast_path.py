@@ -184,7 +184,7 @@ class FastPath:
         decoders: Header decoders by request code. The codes have three digits.
     """
 
-    __slots__ = ("_by_topic", "_decoders", "_forms", "_is_empty", "_is_many", "_requests", "_routes", "found")
+    __slots__ = ("_by_topic", "_decoders", "_forms", "_is_many", "_requests", "_routes", "found", "is_empty")
 
     def __init__(
         self, routes: Routes | None = None, decoders: Mapping[int, HeaderDecoder] = MappingProxyType({})
@@ -196,7 +196,8 @@ class FastPath:
         self._is_many = False
         """Whether there are too many requests to remember them whole."""
         self._forms: dict[_Form, Dialect] = {}
-        self._is_empty = True
+        self.is_empty = True
+        """Whether no response is cached."""
         self.found = 0
         """Number of responses found."""
 
@@ -221,7 +222,7 @@ class FastPath:
 
     def find(self, frame: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
         """Return the cached response in four pieces: the second is the request id and the last the body."""
-        if self._is_empty or len(frame) > FRAME_BYTES_MAX:
+        if self.is_empty or len(frame) > FRAME_BYTES_MAX:
             return None
         before, _, rest = frame.partition(_ID_KEY)
         number, _, after = rest.partition(b",")
@@ -276,7 +277,7 @@ class FastPath:
         plain = frame.count(b"opaque") == 1 and b"\\" not in frame and number == b"%d" % request.request_id
         if not plain or len(number) > _DIGITS_MAX:
             return
-        self._is_empty = False
+        self.is_empty = False
         if not self._is_many:
             start, _, tail = response_head(response, request.request_id, FORM_JSON).rpartition(_ID_KEY)
             self._remember_request(before, after, (start + _ID_KEY, tail[len(number) :], response.body))
@@ -306,7 +307,7 @@ class FastPath:
         self._requests.clear()
         self._forms.clear()
         self._is_many = False
-        self._is_empty = True
+        self.is_empty = True
 
 
 def _cut_topic_out(before: bytes, after: bytes) -> tuple[bytes, _Form]:

@@ -174,7 +174,7 @@ class Dispatcher:
                 code = 0  # as `unit_code`, without a call: every message passes here
                 if topic == SCHEDULE_TOPIC:
                     code = due_ms(raw_properties, stored_at_ms, delays_ms) or 0
-                if not code and TAGS_START in raw_properties and (tag := find_value(raw_properties, TAGS_START)):
+                if not code and (tag := find_value(raw_properties, TAGS_START)):
                     code = _hash_of(tag)
                 messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
                 queue.add(queue_offset, position, size, code, stored_at_ms, messages)

@@ -92,8 +92,7 @@ def collect_keys(
         return
     if unique_id := find_value(raw_properties, _UNIQUE_ID):
         keys.append((key_hash(topic, unique_id), position, stored_at_ms))
-    # Most messages have no keys: looking for the name saves the call.
-    if _KEYS in raw_properties and (words := find_value(raw_properties, _KEYS)):
+    if words := find_value(raw_properties, _KEYS):
         for word in words.split(b" "):
             if word:
                 keys.append((key_hash(topic, word), position, stored_at_ms))
