@@ -26,6 +26,7 @@ from skyroute.pipeline.arrow_arrays import as_flags, null_texts, number_array, r
 from skyroute.pipeline.source.decode import COLUMN_DECODERS, BatchMessages, Numbers, Records, find_records
 from skyroute.pipeline.source.errors import RejectedRecordError, SourceError
 from skyroute.pipeline.source.fetcher import Chunk, Fetcher
+from skyroute.pipeline.source.heap import keep_freed_memory
 from skyroute.pipeline.source.offset_lookup import report_loss
 from skyroute.pipeline.source.options import ReadOptions
 from skyroute.pipeline.source.planning import QueueRange, ReadPartition
@@ -47,6 +48,7 @@ def read_partition(
     Raises:
         SourceError: the partition cannot be read; the text says what to do.
     """
+    keep_freed_memory()
     for wanted in partition.ranges:
         yield from _RangeReader(wanted, names, schema, options).read()
 
