@@ -179,6 +179,25 @@ async def test_a_message_that_no_other_group_takes_holds_up_no_other_and_goes_to
     assert {first for first, end in master.components.delays.offsets().values() if first != end} == set()
 
 
+async def test_a_message_that_is_on_its_way_when_the_master_returns_is_not_given_back(empty_cluster: Cluster) -> None:
+    cluster = empty_cluster
+    other = await cluster.start_live(
+        name="broker-b", **SETTINGS, broker_role="SYNC_MASTER", in_sync_replicas=2, slave_timeout_s=2.5
+    )
+    await cluster.add_topic("T")
+    master, slave = await start_pair(cluster)
+    line = await cluster.line(address=master.address)
+    assert (await line.call(keyed(b"late", DELAY="2"))).code == ResponseCode.SUCCESS
+    await is_followed(master, slave)
+    await cluster.kill(master)
+    # The other broker has stored it, and responds only after `slaveTimeout`.
+    await eventually(lambda: bodies(other.components.store) == [b"late"])
+    master = await cluster.start_live(**SETTINGS)
+    assert bodies(master.components.store) == []
+    assert bodies(other.components.store) == [b"late"]
+    assert {first for first, end in master.components.delays.offsets().values() if first != end} == set()
+
+
 async def test_a_half_message_that_is_on_its_way_when_the_master_returns_is_not_handed_over_twice(
     empty_cluster: Cluster,
 ) -> None:

@@ -34,8 +34,11 @@ from skyroute.wire.command import Response
 
 log = logging.getLogger(__name__)
 
-DRAIN_S: Final = 2.0
-"""A returning master waits at most this long for messages that are on their way to other brokers."""
+DRAIN_S: Final = 4.0
+"""A returning master waits at most this long for messages that are on their way to other brokers.
+
+Longer than `slaveTimeout`: a broker that has stored a message may respond only then.
+"""
 MASTER_RESPONDS_S: Final = 1.0
 """A master that does not respond for this long is dead. A closed port tells it at once."""
 EARLY_STEPS: Final = 100

@@ -40,6 +40,8 @@ WAITING_MAX: Final = 1_000
 PAUSE_FIRST_S: Final = 0.2
 PAUSE_MAX_S: Final = 5.0
 """Pause after a failed send: the first, and the longest."""
+SEND_S: Final = 5.0
+"""Time limit of a send to another broker, which may wait for its own slaves (`slaveTimeout`)."""
 GIVE_BACK_S: Final = 3.0
 """Time limit of a send to the returning master."""
 GROUP: Final = "CID_RMQ_SYS_ESCAPE"
@@ -241,7 +243,7 @@ class EscapeWriter:
 
     async def _send(self, draft: Draft) -> None:
         queue = await self._choose(draft.topic)
-        response = await self._peers.call(queue.broker_name, self._request(draft, queue))
+        response = await self._peers.call(queue.broker_name, self._request(draft, queue), SEND_S)
         if response.code not in SENT_CODES:
             raise RefusedError(response.code, f"{queue.broker_name}: {response.remark or 'no remark'}")
 

@@ -32,7 +32,7 @@ from skyroute.wire.fastjson import Dialect, dumps, loads
 
 log = logging.getLogger(__name__)
 
-TICK_S: Final = 1.0
+TICK_S: Final = 0.5
 SLOW_S: Final = 3.0
 """Interval of the tables without a data version to ask for: offsets, delays, timers and request modes."""
 COST_RATIO: Final = 20
