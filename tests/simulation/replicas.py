@@ -1,4 +1,4 @@
-"""Broker groups of a master and a slave in the simulated cluster, three invariants about them, and planted bugs."""
+"""Broker groups of a master and a slave in the simulated cluster, four invariants about them, and planted bugs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from unittest import mock
 from skyroute import Producer
 from skyroute.broker.acting.returning_master import ReturningMaster
 from skyroute.broker.delivery.flush_wait import Flushed
+from skyroute.broker.replication import metadata_sync
 from skyroute.broker.replication.acknowledgement import Acknowledgement
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.message.record import decode_record
+from skyroute.wire.calls.topics import TopicConfig
 from tests.simulation.cluster import BrokerNode, NameServerNode
 from tests.simulation.history import Outcome
 from tests.simulation.planted import PlantedBug
@@ -26,12 +28,16 @@ from tests.simulation.scenario import Application, Plan, Scenario
 PREFIX: Final = "a slave's log is a prefix of its master's"
 SURVIVES: Final = "nothing acknowledged is lost with the master"
 ONCE: Final = "no delayed message is stored twice"
+HAS_TOPIC: Final = "a slave has the topics of the second before its master dies"
 
 FAILING: Final = Plan(
     load_s=600.0,
     gap_s=3.0,
     fault_gap_s=45.0,
-    faults=("kill_broker", "kill_slave", "cut_pair", "slow_pair", "reset_connections", "half_open", "kill_name_server"),
+    faults=(
+        *("kill_broker", "kill_after_topic", "kill_slave", "cut_pair", "slow_pair"),
+        *("reset_connections", "half_open", "kill_name_server"),
+    ),
     faults_at_once=1,
     transactions=0.0,
     handler_failures=0.0,
@@ -39,6 +45,9 @@ FAILING: Final = Plan(
     settle_s=120.0,
 )
 """Masters, slaves and the network between them fail; everything comes back."""
+
+KILLS: Final = replace(FAILING, fault_gap_s=15.0, faults=("kill_after_topic",))
+"""Masters are killed, each a second after it got a topic."""
 
 LOST: Final = replace(FAILING, load_s=300.0, fault_gap_s=30.0, faults=("cut_pair", "kill_slave", "lose_master"))
 """A master is lost with its disk, and its slave is made master."""
@@ -71,6 +80,8 @@ class ReplicaScenario(Scenario):
         self._servers = [*self.name_servers, *self.brokers, *self.slaves]
         self._promoted = {**common, "broker_role": "ASYNC_MASTER", "broker_id": 0}
         self._differing: list[str] = []
+        self._missing: list[str] = []
+        """Topics that a slave does not have when its master dies."""
         self._stored: set[str] = set()
         """Bodies of all messages that the brokers have at the end."""
         self.compared = 0
@@ -103,6 +114,27 @@ class ReplicaScenario(Scenario):
             await slave.kill(power=False)
             await asyncio.sleep(pause_s)
             await slave.restart()
+
+    async def _kill_after_topic(self) -> None:
+        """Create a topic without messages on a master, and kill it a second later."""
+        with self._one_of(self.brokers) as master:
+            if master is None:
+                return
+            slave = self.slaves[self.brokers.index(master)]
+            if master.broker is None or slave.broker is None or slave is master:
+                return
+            sync = slave.broker.components.metadata_sync
+            copies_tables = sync is not None and self.world.loop.time() - sync.synced_at < 2.0
+            topic = f"Topic-{self.world.now:.0f}"
+            master.broker.components.topics.put(TopicConfig(topic, 1, 1))
+            await asyncio.sleep(1.0)
+            pause_s = self._pause()
+            self.world.note(f"{master.name} is killed for {pause_s:.2f} s, a second after it got a topic")
+            await master.kill(power=False)
+            if copies_tables and _lacks(slave, topic):
+                self._missing.append(f"{self.world.now:.0f} s: the slave of {master.name} has no {topic}")
+            await asyncio.sleep(pause_s)
+            await master.restart()
 
     async def _cut_pair(self) -> None:
         at, pause_s = self.world.rng.randrange(2), self._pause()
@@ -193,6 +225,8 @@ class ReplicaScenario(Scenario):
         found = super().violations()
         if self._differing:
             found[PREFIX] = self._differing
+        if self._missing:
+            found[HAS_TOPIC] = self._missing
         if self.plan.faults == LOST.faults:
             # A consumer may have got a message that no slave had: its offset is behind what is stored there later.
             found.pop("no acknowledged message lost", None)
@@ -208,6 +242,11 @@ class ReplicaScenario(Scenario):
         if twice and self.plan.faults == ACTING.faults:  # after a crash, a master may repeat what it had just delivered
             found[ONCE] = twice
         return found
+
+
+def _lacks(node: BrokerNode, topic: str) -> bool:
+    """Return whether a running broker does not have a topic."""
+    return node.broker is not None and node.broker.components.topics.get(topic) is None
 
 
 def _store(node: BrokerNode) -> MessageStore | None:
@@ -268,8 +307,13 @@ def _forget_what_the_slave_delivered() -> AbstractContextManager[Any]:
     return mock.patch.object(ReturningMaster, "take_over", take_over_nothing)
 
 
+def _copy_tables_seldom() -> AbstractContextManager[Any]:
+    return mock.patch.object(metadata_sync, "TICK_S", 1.5)
+
+
 PLANTED: Final = (
     PlantedBug("change replicated bytes", PREFIX, FAILING, _change_replicated_bytes, ReplicaScenario),
+    PlantedBug("copy tables every 1.5 s", HAS_TOPIC, KILLS, _copy_tables_seldom, ReplicaScenario),
     PlantedBug("wait for no slave", SURVIVES, LOST, _wait_for_no_slave, ReplicaScenario),
     PlantedBug("forget what the slave delivered", ONCE, ACTING, _forget_what_the_slave_delivered, ReplicaScenario),
 )
