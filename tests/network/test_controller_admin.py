@@ -55,7 +55,7 @@ async def test_the_first_controller_that_knows_a_leader_is_asked(controller: Run
     assert result.exit_code == 0
     result = await run(controller, "getControllerMetaData", "-a", "127.0.0.1:1")
     assert result.exit_code == 1
-    assert "no leading controller: 127.0.0.1:1" in result.stderr
+    assert "no leading controller: '127.0.0.1:1' cannot be reached" in result.stderr
 
 
 async def test_replicas_are_listed_with_role_and_sync_state(controller: RunningController) -> None:

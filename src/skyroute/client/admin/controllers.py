@@ -53,7 +53,7 @@ class ControllerAdmin(ClusterAdmin):
             try:
                 found = decode_controllers(await self.session.ask(address, encode_controllers_query()))
             except SkyrouteError as error:
-                reasons.append(f"{address}: {error}")
+                reasons.append(str(error) if address in str(error) else f"{address}: {error}")
                 continue
             if found.leader_address:
                 return found
