@@ -32,7 +32,7 @@ from benchmarks.attacks.servers import (
 )
 from benchmarks.load.programs import load_broker
 from benchmarks.machine import cpu_s
-from tests.support.raw import DataVersion, Request, Topic
+from tests.support.raw import DataVersion, RawConnection, Request, Topic
 
 LEAD_S: Final = 1.0
 """How long the well-behaved peer is heard before an attack, to know what the machine itself takes."""
@@ -307,6 +307,84 @@ def large_registrations(lab: Lab) -> Iterator[Outcome]:
             time.sleep(SWEPT_S)
             heard = well_behaved.end()
         yield silent_for("large-registrations", server, f"hang-up of 300,000 topics, {form}", heard)
+
+
+# ------------------------------------------------------------------------------------------------- brokers and watches
+
+CONTAINED: Final = 19_990
+"""Brokers of one connection; a name server takes 20,000."""
+PIPELINED: Final = 200
+"""Requests that are sent before their responses are read."""
+
+
+@attack("many-brokers")
+def many_brokers(lab: Lab) -> Iterator[Outcome]:
+    """Register 20,000 brokers on one connection, delete a topic that all of them have, and hang up."""
+    shared, own = [Topic("shared"), Topic("shared-too")], "20,000 brokers with topics of their own"
+    for what, is_shared in ((own, False), ("20,000 brokers with the same topics", True)):
+        brokers = [
+            registration(
+                shared if is_shared else [Topic(f"a-{number}"), Topic(f"b-{number}")], f"b-{number}", 1 + number
+            )
+            for number in range(CONTAINED)
+        ]
+        with lab.name_server() as server, register(server, 100), peer(server) as well_behaved:
+            with server.line(timeout_s=lab.limit_s) as line:
+                _send_all(line, [broker.request for broker in brokers])
+                if is_shared:
+                    well_behaved.begin()
+                    line.call(216, {"topic": "shared"})
+                    yield silent_for("many-brokers", server, f"deletion of a topic of {what}", well_behaved.end())
+                well_behaved.begin()
+            time.sleep(SWEPT_S)
+            yield silent_for("many-brokers", server, f"hang-up of {what}", well_behaved.end())
+
+
+def _send_all(line: RawConnection, requests: Sequence[Request]) -> None:
+    for at in range(0, len(requests), PIPELINED):
+        for request in requests[at : at + PIPELINED]:
+            line.send(request)
+        for _ in requests[at : at + PIPELINED]:
+            line.receive()
+
+
+WATCHING: Final = 245
+"""Connections; each has the four watches that it may have."""
+WATCHED: Final = 1_020
+
+
+@attack("watches")
+def watches(lab: Lab) -> Iterator[Outcome]:
+    """Watch a million topics and close all connections; then again, and register a broker with 300,000 of them."""
+    with lab.name_server() as server, register(server, 100), peer(server) as well_behaved:
+        lines = _watch_all(server)
+        well_behaved.begin()
+        for line in lines:
+            line.close()
+        time.sleep(SWEPT_S)
+        yield silent_for("watches", server, f"{WATCHING} connections with 980 watches close", well_behaved.end())
+        lines = _watch_all(server)
+        well_behaved.begin()
+        broker = registration([Topic(f"large-{number:06}") for number in range(LARGE_TOPICS)], "large", 10_921)
+        with server.line(timeout_s=lab.limit_s) as line:
+            answer = line.call(broker.request)
+        heard, note = well_behaved.end(), f"answered {answer.code}"
+        yield silent_for("watches", server, "300,000 of a million watched topics register and leave", heard, note)
+        for line in lines:
+            line.close()
+
+
+def _watch_all(server: Server) -> list[RawConnection]:
+    """Watch a million topics over many connections, which are to be kept."""
+    lines = [server.line() for _ in range(WATCHING)]
+    now = lines[0].call(21001, {"anyTopic": "true"}).fields
+    bookmark = {"life": now["life"], "revision": now["revision"], "timeoutMillis": "60000"}
+    for at in range(4 * WATCHING):
+        names = [f"large-{number:06}" for number in range(at * WATCHED, (at + 1) * WATCHED)]
+        lines[at % WATCHING].send(21001, bookmark, json.dumps({"topics": names}).encode())
+    for line in lines:
+        line.call(ROUTE)  # the watches before it have been read
+    return lines
 
 
 # ----------------------------------------------------------------------------------------------------------- nonsense
