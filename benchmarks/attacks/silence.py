@@ -328,16 +328,18 @@ def many_brokers(lab: Lab) -> Iterator[Outcome]:
             )
             for number in range(CONTAINED)
         ]
-        with lab.name_server() as server, register(server, 100), peer(server) as well_behaved:
-            with server.line(timeout_s=lab.limit_s) as line:
-                _send_all(line, [broker.request for broker in brokers])
+        with lab.name_server() as server:
+            line = server.line(timeout_s=lab.limit_s)
+            _send_all(line, [broker.but(heartbeat_ms=3_600_000).request for broker in brokers])
+            with register(server, 100), peer(server) as well_behaved:
                 if is_shared:
                     well_behaved.begin()
                     line.call(216, {"topic": "shared"})
                     yield silent_for("many-brokers", server, f"deletion of a topic of {what}", well_behaved.end())
                 well_behaved.begin()
-            time.sleep(SWEPT_S)
-            yield silent_for("many-brokers", server, f"hang-up of {what}", well_behaved.end())
+                line.close()
+                time.sleep(SWEPT_S)
+                yield silent_for("many-brokers", server, f"hang-up of {what}", well_behaved.end())
 
 
 def _send_all(line: RawConnection, requests: Sequence[Request]) -> None:
