@@ -40,7 +40,7 @@ PYTEST := -m pytest --quiet --timeout 900
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/simulation tests/reliability tests/packaging tests/fuzz tests/upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: test-access test-pop test-replication help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller bench-replication
+.PHONY: test-access test-apache test-pop test-replication help setup demo test docs test-console texts test-peers test-damage fuzz mutation test-downgrade simulate simulate-bugs test-reliability soak test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-access bench-console bench-attacks bench-pipeline ci clean test-controllers bench-controller bench-replication
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ test-controllers: $(READY) ## kill masters 10 times on every controller, control
 
 test-pop: $(READY) ## kill a broker ten times with 10,000 popped messages in flight, then open its store with Apache's; needs Java and Maven
 	SKYROUTE_LONG=1 $(BIN)/python -m pytest --quiet tests/peers/broker/test_pop_store.py
+
+test-apache: $(READY) ## run the integration tests of Apache RocketMQ's own `test` module against our servers; PART=pop for some; needs Java and Maven
+	$(BIN)/python -m tests.peers.apache_tests.run $(PART)
 
 test-access: $(READY) ## let clients of four languages and mqadmin in, signed, unsigned, with wrong keys and without rights; needs java, mvn, go, node and npm
 	SKYROUTE_LONG=1 $(BIN)/python -m pytest --quiet tests/peers/access
