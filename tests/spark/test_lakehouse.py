@@ -15,6 +15,8 @@ JARS = {
     ("iceberg", "4.0"): ("org/apache/iceberg/iceberg-spark-runtime-4.0_2.13/1.11.0",),
     ("iceberg", "4.1"): ("org/apache/iceberg/iceberg-spark-runtime-4.1_2.13/1.12.0",),
     ("delta", "4.0"): ("io/delta/delta-spark_2.13/4.0.0", "io/delta/delta-storage/4.0.0"),
+    ("delta", "4.1"): ("io/delta/delta-spark_4.1_2.13/4.4.0", "io/delta/delta-storage/4.4.0"),
+    ("delta", "4.2"): ("io/delta/delta-spark_4.2_2.13/4.4.0", "io/delta/delta-storage/4.4.0"),
 }
 """Folders of the repository, by table format and version of Spark."""
 VERSION = ".".join(spark_version.split(".")[:2])
