@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.network.broker.calls import batch_body, pull, send
 from tests.support.apache import ApacheBroker, NameServerProcess
 from tests.support.raw import Command, RawConnection
 from tests.support.waiting import wait_until
+from tests.unit.pipeline.reading import bodies, read
 
 TOPIC = {
     **{"topic": "Batches", "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2", "perm": "6"},
@@ -71,7 +73,9 @@ def test_an_empty_batch_queue_reports_the_offsets_of_apache(
     assert offsets(first_broker) == expected
 
 
-def test_apache_returns_no_batch_to_a_tag_filter(apache_broker: ApacheBroker) -> None:
+def test_apache_returns_no_batch_to_a_tag_filter_but_our_spark_source_finds_its_messages(
+    apache_broker: ApacheBroker, name_server: NameServerProcess
+) -> None:
     """It compares the tag of the whole batch, which has none. Ours returns the batch: the client compares tags."""
     queue = {"topic": "TaggedBatches", "queueId": "0"}
     items = [(b"1", "UNIQ_KEY\x01A\x02TAGS\x01red\x02"), (b"2", "UNIQ_KEY\x01B\x02")]
@@ -82,3 +86,5 @@ def test_apache_returns_no_batch_to_a_tag_filter(apache_broker: ApacheBroker) ->
         wait_until(lambda: connection.call(RequestCode.GET_MAX_OFFSET, queue).fields["offset"] == "2")
         filtered = connection.call(pull("TaggedBatches", expression="red", suspend_ms=0))
     assert filtered.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    place: Any = SimpleNamespace(name_server_address=name_server.address)
+    assert bodies(read(place, topic="TaggedBatches", tags="red")) == [b"1"]

@@ -165,6 +165,22 @@ def test_tags_are_found_inside_batches_stored_as_one_record(cluster: Cluster) ->
     assert bodies(rows) == [b"%d" % number for number in range(1, 22, 2)]
 
 
+def test_the_broker_applies_tags_except_to_batch_topics(cluster: Cluster) -> None:
+    """Apache's broker compares the tag of a whole batch, and would return none."""
+    with Admin(cluster.name_server_address) as admin:
+        for topic, attributes in (("Unlike", None), ("Inner", {"queue.type": "BatchCQ"})):
+            admin.create_topic(topic, read_queues=1, write_queues=1, cluster="DefaultCluster", attributes=attributes)
+            send(cluster, topic, 2)
+    for options, expected in (
+        ({"tags": "paid"}, {"Unlike": True, "Inner": False}),
+        ({}, {"Unlike": True, "Inner": True}),
+    ):
+        chosen = source(cluster, topic="Unlike,Inner", **options)
+        planned = chosen.reader(chosen.schema()).partitions()
+        found = {each.queue.topic: each.broker_filters for partition in planned for each in partition.ranges}
+        assert found == expected
+
+
 def test_all_columns_of_batches_stored_as_one_record_are_read(cluster: Cluster) -> None:
     with Admin(cluster.name_server_address) as admin:
         attributes = {"queue.type": "BatchCQ"}

@@ -58,9 +58,15 @@ class BatchReader(DataSourceReader):
         if until is not None:
             earlier = lookup.resolve(until, ranges)
             stops = {queue: min(offset, earlier[queue]) for queue, offset in stops.items()}
-        addresses = lookup.broker_addresses(ranges)
+        addresses, batch_topics = lookup.broker_addresses(ranges), lookup.batch_topics(ranges)
         wanted = [
-            QueueRange(queue, starts[queue], max(starts[queue], stops[queue]), addresses.get(queue.broker_name))
+            QueueRange(
+                queue,
+                starts[queue],
+                max(starts[queue], stops[queue]),
+                addresses.get(queue.broker_name),
+                broker_filters=(queue.topic, queue.broker_name) not in batch_topics,
+            )
             for queue in ranges
         ]
         planned = plan(wanted, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -79,13 +79,15 @@ class Fetcher:
         namespace = options.connection.namespace
         self._options = options
         self._connection = connect(options.connection)
+        self._wanted = wanted
         self._queue = wanted.queue
         self._topic = with_namespace(namespace, wanted.queue.topic)
         self._group = with_namespace(namespace, options.consumer_group)
         self._address = wanted.address
         self._at, self._stop = wanted.start, wanted.stop
         """The next offset to return, and the exclusive end."""
-        self._has_filter = options.expression != EVERY_TAG
+        self._expression = options.expression if wanted.broker_filters else EVERY_TAG
+        self._has_filter = self._expression != EVERY_TAG
         self._in_batches = False
         """Whether a response had more than requested, as those of a batch topic: then pulls ahead would overlap."""
         self._pull_size = options.pull_messages
@@ -125,7 +127,7 @@ class Fetcher:
         Raises:
             SourceError: the broker returns no record for it, or the pull fails.
         """
-        single = Fetcher(self._options, QueueRange(self._queue, at, at + 1, self._address))
+        single = Fetcher(self._options, replace(self._wanted, start=at, stop=at + 1, address=self._address))
         found = [chunk._replace(wire=memoryview(bytes(chunk.wire))) for chunk in single.chunks()]
         if not found:
             raise SourceError(f"{self._queue} returned no record for offset {at}, but returned it with others before")
@@ -241,7 +243,7 @@ class Fetcher:
             self._queue.queue_id,
             pull.start,
             min(pull.stop - pull.start, self._options.pull_messages),
-            expression=self._options.expression,
+            expression=self._expression,
             expression_type=self._options.expression_type,
             bytes_max=self._options.pull_bytes,
             broker_name=self._queue.broker_name,

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 from skyroute.client.consuming import queue_calls as calls
-from skyroute.client.errors import NoRouteError
+from skyroute.client.consuming.subscription import TAG
+from skyroute.client.errors import BrokerRefusedError, NoRouteError
 from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.client.session.session import Session
 from skyroute.clock import SystemClock
@@ -23,12 +24,20 @@ from skyroute.message.reserved_topics import (
     with_namespace,
     without_namespace,
 )
+from skyroute.message.tags import EVERY_TAG
 from skyroute.pipeline.connections import connect
 from skyroute.pipeline.source.errors import BrokerLostError, DataLossError, SourceError
 from skyroute.pipeline.source.offsets import Offsets
 from skyroute.pipeline.source.options import EARLIEST_OFFSET, LATEST_OFFSET, Position, PositionKind, ReadOptions
 from skyroute.remoting.log_backoff import LogBackoff
-from skyroute.wire.calls.topics import TopicConfig, decode_topic_list, encode_topic_list_query, encode_topic_update
+from skyroute.wire.calls.topics import (
+    TopicConfig,
+    decode_topic_config,
+    decode_topic_list,
+    encode_topic_config_query,
+    encode_topic_list_query,
+    encode_topic_update,
+)
 
 log = logging.getLogger(__name__)
 
@@ -214,6 +223,32 @@ class OffsetLookup:
         known = self._connection.session.routes
         found = {queue.broker_name: known.any_address(queue.broker_name) for queue in queues}
         return {name: address for name, address in found.items() if address is not None}
+
+    def batch_topics(self, queues: Iterable[QueueRef]) -> set[tuple[str, str]]:
+        """Return topic and broker of the queues that store batches as one record; empty if the read has no tags.
+
+        Raises:
+            SourceError: the lookup fails.
+        """
+        if self._options.expression == EVERY_TAG or self._options.expression_type != TAG:
+            return set()
+        places = sorted({(queue.topic, queue.broker_name) for queue in queues})
+
+        async def look_up(session: Session) -> list[bool]:
+            return await asyncio.gather(*(self._is_batch_topic(session, *place) for place in places))
+
+        return {place for place, is_batch in zip(places, self._run(look_up), strict=True) if is_batch}
+
+    async def _is_batch_topic(self, session: Session, topic: str, broker_name: str) -> bool:
+        address = session.routes.any_address(broker_name)
+        if address is None:
+            return False
+        request = encode_topic_config_query(with_namespace(self._options.connection.namespace, topic))
+        try:
+            config = decode_topic_config((await session.ask(address, request)).body)
+        except BrokerRefusedError:  # before 5.0 there are no batch topics; or the user may read messages only
+            return False
+        return config.attributes.get("queue.type") == "BatchCQ"
 
     def commit_group_offsets(self, offsets: Mapping[QueueRef, int]) -> None:
         """Store offsets of the consumer group on the brokers. Failures are logged, not raised."""

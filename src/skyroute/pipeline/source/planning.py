@@ -23,6 +23,8 @@ class QueueRange:
     stop: int
     """Exclusive."""
     address: str | None = None
+    broker_filters: bool = True
+    """Whether the broker applies the tags of the read. False for batch topics: Apache's broker returns none of them."""
 
     def __len__(self) -> int:
         return self.stop - self.start

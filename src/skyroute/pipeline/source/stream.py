@@ -202,6 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         lookup = self._lookup()
         known, addresses = lookup.offset_ranges(wanted), lookup.broker_addresses(wanted)
+        batch_topics = lookup.batch_topics(wanted)
         ranges = []
         for queue in wanted:
             low, stop = known[queue].min_offset, ends[queue]
@@ -212,7 +213,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"offsets {begin} to {min(low, stop) - 1} of {queue} were deleted before they were read",
                 )
                 begin = min(low, stop)
-            ranges.append(QueueRange(queue, begin, stop, addresses.get(queue.broker_name)))
+            is_filtered = (queue.topic, queue.broker_name) not in batch_topics
+            ranges.append(QueueRange(queue, begin, stop, addresses.get(queue.broker_name), broker_filters=is_filtered))
         options = self._options
         return list(plan(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition))
 
