@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
+from urllib.request import urlopen
 
 from benchmarks.attacks.outcomes import SILENCE_MS_MAX, Outcome, attack
 from benchmarks.attacks.servers import (
@@ -32,6 +33,7 @@ from benchmarks.attacks.servers import (
 )
 from benchmarks.load.programs import load_broker
 from benchmarks.machine import cpu_s
+from tests.support.apache import free_port
 from tests.support.raw import DataVersion, RawConnection, Request, Topic
 
 LEAD_S: Final = 1.0
@@ -228,6 +230,47 @@ def topic_configs(lab: Lab) -> Iterator[Outcome]:
     write_topics(folder, {f"topic-{number:06}": 4 for number in range(99_900)})
     with lab.broker(folder) as server:
         yield from silence(lab, server, "topic-configs", "10 x 21", [Request(21)] * 10)
+
+
+SCRAPES: Final = 5
+
+
+@attack("scrape")
+def scrape(lab: Lab) -> Iterator[Outcome]:
+    """Read the metrics of a broker where 40 groups have an offset in a topic with 65,536 queues."""
+    folder, port = lab.folder("scrape"), free_port()
+    groups = [f"g-{number:03}" for number in range(40)]
+    write_topics(folder, {"wide": 65_536})
+    write_groups(folder, groups)
+    write_offsets(folder, groups, ["wide"], 1)
+    with lab.broker(folder, {"metricsPort": port}) as server, peer(server) as well_behaved:
+        well_behaved.begin()
+        size = 0
+        for _ in range(SCRAPES):
+            time.sleep(0.1)
+            with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=lab.limit_s) as page:
+                size += len(page.read())
+        yield silent_for("scrape", server, f"{SCRAPES} scrapes", well_behaved.end(), f"{size} bytes")
+
+
+HALF_MESSAGES: Final = 100_000
+CHECKED_S: Final = 5.0
+"""How long the well-behaved client is measured after the last half message: the broker looks for due ones every 2 s."""
+
+
+@attack("transactions")
+def transactions(lab: Lab) -> Iterator[Outcome]:
+    """Begin 100,000 transactions and end none of them."""
+    half = send_request(PEER_TOPIC, 1, b"x", "TRAN_MSG\x01true\x02PGROUP\x01attackers\x02")
+    with lab.broker(settings={"transactionCheckInterval": 2_000}) as server, server.line() as line:
+        line.call(send_request(PEER_TOPIC, 0, b"x"))
+        with peer(server) as well_behaved:
+            well_behaved.begin()
+            fired = fire(server.address, [half] * HALF_MESSAGES, limit_s=lab.limit_s)
+            time.sleep(CHECKED_S)
+            heard = well_behaved.end()
+        note = f"answered {fired.answered} of {fired.wanted} in {fired.took_s:.2f} s"
+        yield silent_for("transactions", server, f"{HALF_MESSAGES:,} open transactions", heard, note)
 
 
 # -------------------------------------------------------------------------------------------------------------- sends
