@@ -21,6 +21,9 @@ TIMEOUTS = {
     "controllerHeartBeatTimeoutMills": "3000",
     "minInSyncReplicas": "2",
     "syncFlushTimeout": "2000",
+    # As by default, less than the next one: Apache's master acknowledges sends that still wait when its connections to
+    # all slaves expire, although no slave has the message.
+    "slaveTimeout": "1000",
     "haHousekeepingInterval": "3000",
     "haSendHeartbeatInterval": "1000",  # Apache's default, 5 s, would let idle connections of replication expire
 }
