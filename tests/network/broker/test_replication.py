@@ -7,6 +7,7 @@ import pytest
 
 from skyroute.broker.broker import Broker
 from skyroute.broker.replication import slave as slave_module
+from skyroute.broker.request_handlers import request_handlers
 from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.replication import decode_replication_status
 from skyroute.wire.codes import RequestCode, ResponseCode
@@ -179,7 +180,7 @@ async def test_no_request_of_a_client_changes_the_log_of_a_slave(empty_cluster: 
     }
     numbers = {"delayLevel": "1", "maxReconsumeTimes": "1", "commitOrRollback": "8", "tranStateTableOffset": "0"}
     times = {"bornTimestamp": "1", "sysFlag": "0", "flag": "0", "defaultTopicQueueNums": "1", "properties": ""}
-    for code in sorted(slave.components.handlers()):
+    for code in sorted(request_handlers(slave.components)):
         fields = {**groups, **queue, **numbers, **times, "commitLogOffset": "0", "msgId": "0", "newTopic": "Fresh"}
         await line.send_oneway(code, fields, b"{}")  # a pull may wait for long
     await line.call(send("Fresh"))
