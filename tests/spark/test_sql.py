@@ -1,5 +1,7 @@
 """Topics as tables in SQL."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -49,6 +51,35 @@ def test_a_table_is_read_with_its_options(spark: SparkSession, cluster: Cluster,
     assert count(spark, "SELECT count(*) FROM sql_orders") == 3
     assert count(spark, "SELECT count(*) FROM sql_orders WITH (tags = 'paid')") == 0
     assert spark.newSession().table("sql_orders").count() == 3
+
+
+METASTORE_PROGRAM = """
+import sys
+from skyroute.pipeline.session import session
+folder, statement = sys.argv[1:]
+conf = {
+    "spark.sql.catalogImplementation": "hive",
+    "spark.sql.warehouse.dir": folder + "/warehouse",
+    "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={folder}/metastore;create=true",
+    "spark.driver.extraJavaOptions": f"-Dderby.system.home={folder} -XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+with session("local[1]", **conf) as spark:
+    print(spark.sql(statement).collect())
+"""
+
+
+def test_a_table_is_read_by_another_process_through_a_metastore(cluster: Cluster, topic: str, tmp_path: Path) -> None:
+    options = f"nameServer '{cluster.name_server_address}', topic '{topic}', columns 'queue_id,body'"
+    printed = []
+    for statement in (
+        f"CREATE TABLE orders USING rocketmq OPTIONS ({options})",
+        "SELECT count(*) AS messages FROM orders WITH (startingOffsets = 'earliest')",
+    ):
+        command = [sys.executable, "-c", METASTORE_PROGRAM, str(tmp_path), statement]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        printed.append(ended.stdout.strip())
+    assert printed == ["[]", "[Row(messages=3)]"]
 
 
 def test_a_table_is_read_as_a_stream(spark: SparkSession, cluster: Cluster, topic: str, tmp_path: Path) -> None:
