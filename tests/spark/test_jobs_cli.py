@@ -14,16 +14,32 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
+from skyroute.blocking import PullConsumer
 from skyroute.cli.pipeline.commands import pipeline
 from skyroute.pipeline.jobs.churn import permission_changes
 from skyroute.pipeline.journal.reading import read_journal
 from skyroute.testing import Cluster
 from tests.spark.server_runs import BEGIN_S, ServerRun
 from tests.support.clock import ManualClock
-from tests.support.shown import NAME_SERVER, ROOT, programs
+from tests.support.shown import NAME_SERVER, ROOT, code_spans, programs, table_below
 from tests.unit.nameserver.journal.changes import EVERY_KIND
 
 COMMANDS = re.findall(r"(?m)^skyroute pipeline (.*)$", (ROOT / "docs/spark.md").read_text(encoding="utf-8"))
+COLUMNS = {
+    tuple(code_spans(command)[0].split()): code_spans(columns)
+    for command, columns in table_below("docs/spark.md", "### Columns of the results")
+}
+"""Documented columns by command and option."""
+OTHERS = [
+    "routes --journal ns-1/memory --since 1h",
+    "availability --journal ns-1/memory",
+    "availability --journal ns-1/memory --outages",
+    "divergence --journal ns-1/memory --journal ns-2/memory --each",
+    "churn --journal ns-1/memory --permissions",
+    "traffic -n 127.0.0.1:9876 -t Orders",
+    "audit -n 127.0.0.1:9876 -t Orders",
+]
+"""Commands whose columns are documented, without an example in the document."""
 (PROGRAM,) = (program for program in programs("docs/spark.md") if "read_journal" in program)
 
 
@@ -47,17 +63,29 @@ def run(*arguments: str | Path) -> Result:
     return CliRunner().invoke(pipeline, [str(each) for each in arguments])
 
 
+def documented_as(command: str) -> tuple[str, ...]:
+    """Return the longest entry of `COLUMNS` whose words are all in a command."""
+    words = set(command.split())
+    return max((entry for entry in COLUMNS if words.issuperset(entry)), key=len)
+
+
 @pytest.mark.usefixtures("spark")
 def test_every_command_in_the_documentation_runs(folder: Path, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {command.split()[0] for command in COMMANDS} == set(pipeline.commands)
     monkeypatch.chdir(folder)
+    with PullConsumer("billing", orders) as consumer:  # whose lag is sampled
+        consumer.assign(consumer.queues("Orders"))
+        consumer.poll()
+        consumer.commit()
     outputs = {}
-    for command in COMMANDS:
+    for command in [*COMMANDS, *OTHERS]:
         done = run(*shlex.split(command.replace(NAME_SERVER, orders)))
         assert done.exit_code == 0, (command, done.output, done.exception)
         outputs[command] = done.stdout
     assert all(outputs.values())
     by_start = {tuple(command.split()[:1]) + tuple(command.split()[-1:]): text for command, text in outputs.items()}
+    seen = {documented_as(command): text for command, text in outputs.items() if text.startswith("#")}
+    assert {as_: text.splitlines()[0].lower().replace("#", "").split() for as_, text in seen.items()} == COLUMNS
     assert "lease_expired" in by_start["availability", "broker"]
     assert re.search(r"Orders +cup-0 +4 ", by_start["traffic", "10"])
     assert "new journal lines" in by_start["archive", "journals.archive"]

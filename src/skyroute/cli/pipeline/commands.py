@@ -154,15 +154,21 @@ def availability(
     help="Minimum length.",
 )
 @time_option("--until", "End of the observation of name servers that still run. Default: now.")
+@click.option("--each", "as_list", is_flag=True, help="One row for each group, broker and topic that differs.")
 @spark_options
-def divergence(history: History, longer_than_s: float, until_ms: int | None, **options: Any) -> None:
-    """Show when name servers had different routes. Needs journals of two or more name servers."""
+def divergence(history: History, longer_than_s: float, until_ms: int | None, *, as_list: bool, **options: Any) -> None:
+    """Show when name servers had different routes. Needs journals of two or more name servers.
+
+    Differences of one broker group that begin within 15 seconds of each other are one row.
+    """
 
     def query(spark: "SparkSession") -> "DataFrame":
         from skyroute.pipeline.jobs import divergence as job
 
         result = job.divergence(history.read(spark).events, longer_than_s, as_datetime(until_ms))
-        return result.orderBy("since", "what", "broker", "name")
+        if as_list:
+            return result.orderBy("since", "what", "broker", "name")
+        return job.by_group(result).orderBy("since", "broker")
 
     run_job(query, "comparing name servers", history=history, **options)
 

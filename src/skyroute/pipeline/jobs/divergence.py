@@ -9,6 +9,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as fn
 
+from skyroute.pipeline.jobs.incidents import APART_S
 from skyroute.pipeline.journal.epochs import closed_epochs, with_epochs
 from skyroute.pipeline.journal.state_changes import state_changes
 
@@ -41,6 +42,29 @@ def divergence(events: DataFrame, longer_than_s: float = 1.0, until: datetime | 
             "views",
         )
     )
+
+
+def by_group(divergences: DataFrame, apart_s: float = APART_S) -> DataFrame:
+    """Return one row for each divergence of a broker group: differences that begin within `apart_s` of the one before.
+
+    Takes the result of `divergence`. A name server that lacks a broker differs in the group, the broker and every
+    topic. `what` and `names` have all of these; `views` has the values of the first one.
+    """
+    in_order = Window.partitionBy("broker").orderBy("since")
+    after_s = fn.unix_millis("since") - fn.unix_millis(fn.lag("since").over(in_order))
+    is_new = fn.coalesce(after_s > int(apart_s * 1000), fn.expr("true"))
+    numbered = divergences.withColumn("number", fn.sum(is_new.cast("int")).over(in_order))
+    end_ms = fn.unix_millis("since") + (fn.col("seconds") * 1000).cast("bigint")
+    found = numbered.groupBy("broker", "number").agg(
+        fn.min("since").alias("since"),
+        fn.when(fn.count("until") == fn.count("*"), fn.max("until")).alias("until"),
+        ((fn.max(end_ms) - fn.unix_millis(fn.min("since"))) / 1000).alias("seconds"),
+        fn.array_sort(fn.collect_set("what")).alias("what"),
+        fn.array_sort(fn.collect_set(fn.nullif("name", fn.lit("")))).alias("names"),
+        fn.count("*").alias("differences"),
+        fn.min_by("views", fn.struct("since", "what", "name")).alias("views"),
+    )
+    return found.select("since", "until", "seconds", "broker", "what", "names", "differences", "views")
 
 
 def _divergent_times(intervals: DataFrame) -> DataFrame:

@@ -12,7 +12,7 @@ from skyroute.message.reserved_topics import REPLY_SUFFIX, group_of, is_system_t
 from skyroute.nameserver.journal.schema import Kind
 from skyroute.pipeline.jobs.availability import availability, outages
 from skyroute.pipeline.jobs.churn import capacity, churn, permission_changes
-from skyroute.pipeline.jobs.divergence import divergence
+from skyroute.pipeline.jobs.divergence import by_group, divergence
 from skyroute.pipeline.jobs.incidents import incidents
 from skyroute.pipeline.journal.epochs import epochs, with_epochs
 from skyroute.pipeline.journal.reading import JournalFrames
@@ -42,7 +42,7 @@ def report(journal: JournalFrames, until: datetime, window_s: float) -> str:
         rows = availability(events, None, until).orderBy("what", "broker", "name", "server").collect()
         found = incidents(found_outages).orderBy("since").collect()
         changes = churn(events, window_s).orderBy("window", "server").collect()
-        differences = divergence(events, until=until).orderBy("since", "what", "broker", "name").collect()
+        differences = by_group(divergence(events, until=until)).orderBy("since", "broker").collect()
         rejected = journal.rejects.count()
         summary = {
             "Name servers": ", ".join(servers) or "none",
@@ -251,11 +251,12 @@ def _divergence(rows: Sequence[Row]) -> str:
     shown = [
         (
             *(_time(row.since), "ongoing" if row.until is None else _time(row.until), _duration(row.seconds)),
-            *(row.what, row.broker, row.name, "; ".join(f"{server}: {value}" for server, value in row.views.items())),
+            *(row.broker, ", ".join(row.what), _few(row.names)),
+            "; ".join(f"{server}: {value}" for server, value in row.views.items()),
         )
         for row in rows
     ]
-    heads = ["Since", "Until", "Lasted", "What", "Group", "Address or topic", "Values by name server"]
+    heads = ["Since", "Until", "Lasted", "Group", "What", "Addresses and topics", "First values by name server"]
     return section("Divergence of name servers", table("Divergences of more than a second", heads, shown))
 
 
