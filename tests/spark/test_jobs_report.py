@@ -142,6 +142,11 @@ def test_the_timeline_has_the_runs_of_the_name_servers(page: Page) -> None:
     assert [text.split()[0].rstrip(",") for text in texts[:4]] == ["ran", "ran", "crashed", "ran"]
 
 
+def test_short_values_are_in_one_line(page: Page) -> None:
+    cell = section(page, "Incidents").get_by_role("cell", name="connection_closed", exact=True)
+    assert cell.evaluate("each => getComputedStyle(each).whiteSpace") == "nowrap"
+
+
 def test_system_topics_are_folded_away(page: Page) -> None:
     for name in ("Availability", "Capacity"):
         part = section(page, name)
@@ -225,7 +230,7 @@ def test_the_report_is_accessible_to_screen_readers(page: Page) -> None:
     assert page.get_by_role("main").count() == 1
 
 
-@pytest.mark.parametrize("width", [360, 800, 1280])
+@pytest.mark.parametrize("width", [360, 800, 900, 1280])
 def test_nothing_scrolls_sideways(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
     page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")

@@ -8,6 +8,8 @@ from skyroute.pipeline.report.charts import STYLE as CHART_STYLE
 
 ROWS_MAX: Final = 200
 """Rows shown of each table. The jobs return all rows."""
+WORD_CHARS_MAX: Final = 18
+"""Length up to which a value, such as a duration or a cause, is never broken."""
 
 
 def page(title: str, headline: str, summary: Mapping[str, str], sections: Iterable[str]) -> str:
@@ -32,7 +34,8 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     """Return a table. On a narrow screen, each row is a block of lines with their headings."""
     if not rows:
         return "<p>None.</p>"
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    classes = [' class="number"' if _is_number(value) else "" for value in rows[0]]
+    head = "".join(f'<th scope="col"{of}>{escape(name)}</th>' for name, of in zip(heads, classes, strict=True))
     body = "".join(f"<tr>{''.join(map(_cell, heads, row))}</tr>" for row in rows[:ROWS_MAX])
     more = f"<p>… and {len(rows) - ROWS_MAX:,} more: `skyroute pipeline` shows all.</p>" if len(rows) > ROWS_MAX else ""
     return (
@@ -45,10 +48,15 @@ def folded(title: str, content: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _cell(head: str, value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    text = "" if value is None else escape(f"{value:,}" if is_number else str(value))
-    return f'<td data-head="{escape(head)}"{" class=number" if is_number else ""}>{text}</td>'
+    text = "" if value is None else f"{value:,}" if _is_number(value) else str(value)
+    css_class = "number" if _is_number(value) else "word" if len(text) <= WORD_CHARS_MAX else ""
+    of = f' class="{css_class}"' if css_class else ""
+    return f'<td data-head="{escape(head)}"{of}>{escape(text)}</td>'
 
 
 LEGEND: Final = "".join(
@@ -71,12 +79,14 @@ table { border-collapse: collapse; font-size: .9rem; width: 100%; }
 caption { text-align: left; color: var(--soft); }
 th, td { border-bottom: 1px solid var(--rule); padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }
 td { overflow-wrap: anywhere; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-@media (max-width: 48rem) {
+td.word { white-space: nowrap; }
+th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
+@media (max-width: 56rem) {
   thead { display: none; }
   table, caption, tbody, tr, td { display: block; }
   tr { border-bottom: 1px solid var(--rule); padding: .4rem 0; }
-  td, td.number { border: 0; padding: 0; text-align: left; white-space: normal; }
+  td, td.number, td.word { border: 0; padding: 0; text-align: left; white-space: normal; }
   td:empty { display: none; }
   td::before { content: attr(data-head) ": "; color: var(--soft); }
 }
