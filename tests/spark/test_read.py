@@ -100,10 +100,10 @@ def test_a_topic_is_readable_as_an_sql_view(spark: SparkSession, cluster: Cluste
     topic = new_topic()
     send(cluster, topic, 3)
     spark.sql(
-        f"CREATE OR REPLACE TEMPORARY VIEW orders USING rocketmq"
+        f"CREATE OR REPLACE TEMPORARY VIEW read_view USING rocketmq"
         f" OPTIONS (nameServer '{cluster.name_server_address}', topic '{topic}')"
     )
-    row = spark.sql("SELECT count(*) AS n, max(queue_offset) AS last FROM orders").first()
+    row = spark.sql("SELECT count(*) AS n, max(queue_offset) AS last FROM read_view").first()
     assert row is not None
     assert (row.n, row["last"]) == (3, 2)
 
