@@ -181,7 +181,7 @@ def test_up_names_the_options_for_a_port_in_use(
         result = run(UP, environment, "--data", tmp_path / "data", free, "0", taken_flag, str(port))
     assert result.returncode == 1
     assert str(port) in result.stderr
-    assert "choose other ports: --ns-port, --port" in result.stderr
+    assert "choose other ports (0: any free one): --ns-port, --port" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -137,8 +137,9 @@ class RouteWatch:
 
     async def _keep_gap(self) -> None:
         now = asyncio.get_running_loop().time()
-        wait_s, self._next_at = self._next_at - now, max(now, self._next_at) + GAP_S
-        if wait_s > 0:
+        wait_s = min(max(self._next_at - now, 0.0), GAP_S)  # after a restart, the time may be that of another loop
+        self._next_at = now + wait_s + GAP_S
+        if wait_s:
             await asyncio.sleep(wait_s)
 
     async def _wait_for_topics(self) -> None:
