@@ -51,13 +51,3 @@ def test_without_spark_the_error_says_what_to_install(tmp_path: Path, arguments:
         run.stderr
         == "Error: Spark is not installed: pip install 'skyroute[spark]' (or 'skyroute[spark,jvm]' to include Java)\n"
     )
-
-
-@pytest.mark.parametrize(
-    "arguments", [["traffic", "-t", "T"], ["audit", "-t", "T"], ["latency"], ["archive", "-t", "T", "--to", "archive"]]
-)
-def test_a_name_server_that_does_not_respond_is_reported_before_spark_starts(arguments: list[str]) -> None:
-    result = CliRunner().invoke(pipeline, [*arguments, "-n", "127.0.0.1:1"])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("Error: no name server answers: '127.0.0.1:1' cannot be reached: ")
-    assert "Spark" not in result.stderr

@@ -55,3 +55,13 @@ def test_a_config_file_without_a_journal_is_reported(tmp_path: Path) -> None:
     config.write_text("journalEnable=false\nwarmRestartEnable=false\n")
     run = CliRunner().invoke(pipeline, ["rejects", "-c", str(config)])
     assert "has no journal: set journalEnable=true" in run.output
+
+
+@pytest.mark.parametrize(
+    "arguments", [["traffic", "-t", "T"], ["audit", "-t", "T"], ["latency"], ["archive", "-t", "T", "--to", "archive"]]
+)
+def test_a_name_server_that_does_not_respond_is_reported_before_spark_starts(arguments: list[str]) -> None:
+    result = CliRunner().invoke(pipeline, [*arguments, "-n", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: no name server answers: '127.0.0.1:1' cannot be reached: ")
+    assert "Spark" not in result.stderr
