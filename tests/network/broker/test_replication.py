@@ -1,12 +1,14 @@
 """Masters and slaves over loopback, in one process."""
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 
 from skyroute.broker.broker import Broker
 from skyroute.broker.replication import slave as slave_module
+from skyroute.broker.replication.slave_line import SlaveLine
 from skyroute.broker.request_handlers import request_handlers
 from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.replication import decode_replication_status
@@ -108,6 +110,18 @@ async def test_a_slave_of_two_keeps_up_with_the_other(empty_cluster: Cluster, ma
     for slave in slaves:
         await caught_up(master, slave)
     assert master.components.ha_master.in_sync == 3
+
+
+async def test_a_connection_that_is_accepted_while_the_master_stops_is_closed(master: Broker) -> None:
+    ha_master = master.components.ha_master
+    ha_master.stop()
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as theirs:
+        ours, _ = listener.accept()
+        theirs.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: SlaveLine(ha_master, ha_master.clock.monotonic()), ours)
+        async with asyncio.timeout(5):
+            assert await loop.sock_recv(theirs, 1) == b""
 
 
 async def test_a_slave_that_is_ahead_refuses_and_keeps_its_log(empty_cluster: Cluster, master: Broker) -> None:

@@ -59,6 +59,7 @@ class HaMaster:
         self.config = config
         self.clock = clock
         self._server: asyncio.Server | None = None
+        self._has_stopped = False
         self._lines: list[SlaveLine] = []
         """Connections that have reported."""
         self._strangers: list[SlaveLine] = []
@@ -99,7 +100,9 @@ class HaMaster:
     def admit(self, line: SlaveLine) -> bool:
         """Take a new connection, or close it; idle ones make room for it."""
         self._strangers.append(line)
-        if self._may_replicate is not None and not self._may_replicate(line.host):
+        if self._has_stopped:
+            line.close("this broker stops")
+        elif self._may_replicate is not None and not self._may_replicate(line.host):
             line.close("refused by access control; list its address in brokerSourceAddresses")
         elif len(self._strangers) > STRANGERS_MAX:
             host = Counter(each.host for each in self._strangers).most_common(1)[0][0]
@@ -161,7 +164,8 @@ class HaMaster:
                 line.scan(now)
 
     def stop(self) -> None:
-        """Close the port and all connections."""
+        """Close the port and all connections, also those that the system has accepted already."""
+        self._has_stopped = True
         if self._server is not None:
             self._server.close()
             self._server = None
