@@ -257,8 +257,8 @@ async def test_a_dead_member_is_skipped(member: EtcdMember) -> None:
 
 
 async def fill(client: EtcdClient) -> None:
-    """Write until etcd refuses."""
-    for number in range(20):
+    """Write until etcd refuses: it counts what it has written, some 100 ms later."""
+    for number in range(200):
         await client.call(lambda etcd: etcd.put(b"/fill/%d" % number, bytes(512 * 1024)))  # noqa: B023 - awaited here
 
 
