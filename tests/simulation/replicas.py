@@ -82,6 +82,7 @@ class ReplicaScenario(Scenario):
         self._differing: list[str] = []
         self._missing: list[str] = []
         """Topics that a slave does not have when its master dies."""
+        self._delivered_alone: set[str] = set()
         self._stored: set[str] = set()
         """Bodies of all messages that the brokers have at the end."""
         self.compared = 0
@@ -160,11 +161,18 @@ class ReplicaScenario(Scenario):
             await self._until_in_step()
             pause_s = self.world.rng.uniform(20.0, 150.0)
             self.world.note(f"{master.name} is switched off for {pause_s:.2f} s")
+            self._note_delivered_alone(master, self.slaves[self.brokers.index(master)])
             await master.kill(power=self.world.rng.random() < 0.5)
             await asyncio.sleep(pause_s)
             await master.restart()
             self.world.note(f"{master.name} is back")
             await asyncio.sleep(60.0)
+
+    def _note_delivered_alone(self, master: BrokerNode, slave: BrokerNode) -> None:
+        """Note messages that a master has and its slave has not: the slave delivers them again, if they were due."""
+        store, copy = _store(master), _store(slave)
+        if store is not None and copy is not None:
+            self._delivered_alone.update(_bodies(store, copy.max_position))
 
     async def _lose_master(self) -> None:
         """Lose a master with its disk. Its operator makes the slave master."""
@@ -236,7 +244,7 @@ class ReplicaScenario(Scenario):
             found[SURVIVES] = lost
         stored: dict[str, set[tuple[str, int]]] = defaultdict(set)
         for each in self.history.deliveries:
-            if self.history.sends[each.body].not_before:
+            if self.history.sends[each.body].not_before and each.body not in self._delivered_alone:
                 stored[each.body].add((each.queue, each.offset))
         twice = [f"{body} is at {sorted(places)}" for body, places in stored.items() if len(places) > 1]
         if twice and self.plan.faults == ACTING.faults:  # after a crash, a master may repeat what it had just delivered
@@ -259,9 +267,9 @@ def _end(node: BrokerNode) -> int:
     return -1 if store is None else store.max_position
 
 
-def _bodies(store: MessageStore) -> Iterator[str]:
-    """Give the bodies of all messages of a log."""
-    position, file_bytes = store.min_position, store.settings.log_segment_bytes
+def _bodies(store: MessageStore, position: int = 0) -> Iterator[str]:
+    """Give the bodies of the messages of a log, from the position of a record on."""
+    position, file_bytes = max(position, store.min_position), store.settings.log_segment_bytes
     while position < store.max_position:
         record = store.record_at(position)
         if record is None:  # the rest of a file

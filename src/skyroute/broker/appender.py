@@ -210,6 +210,13 @@ class Appender:
         self._flushing.wait_for(log_end, note)
         wait_for_replicas(log_end, note)
 
+    async def until_visible(self) -> None:
+        """Wait until readers see the whole log, or a flush fails: with `SYNC_FLUSH`, they see what is on the disk."""
+        if self._waits_for_disk:
+            done = asyncio.Event()
+            self._flushing.wait_for(self._store.max_position, lambda _: done.set())
+            await done.wait()
+
     def until_durable(self, appended: Appended) -> Awaitable[None] | None:
         """Return an awaitable until a message is durable; None if responses do not wait."""
         return self._wait_until_durable(appended) if self.must_wait() else None

@@ -34,12 +34,12 @@ async def start_other(cluster: Cluster) -> Broker:
     return other
 
 
-async def start_pair(cluster: Cluster) -> tuple[Broker, Broker]:
+async def start_pair(cluster: Cluster, **of_slave: Any) -> tuple[Broker, Broker]:
     master = await cluster.start_live(**SETTINGS)
     await cluster.add_topic("T")
     folder = str(cluster.folder / "slave")
     values = {"broker_id": 1, "broker_role": "SLAVE", "store_path": folder}
-    slave = await cluster.start(clock=SystemClock(), **(SETTINGS | values))
+    slave = await cluster.start(clock=SystemClock(), **(SETTINGS | values | of_slave))
     return master, slave
 
 
@@ -110,10 +110,11 @@ async def test_a_returning_master_takes_over_offsets(empty_cluster: Cluster) -> 
     assert master.components.offsets.get("g", "T", 0) == 2
 
 
-async def test_what_the_dead_master_delivered_last_is_not_delivered_again(empty_cluster: Cluster) -> None:
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_what_the_dead_master_delivered_last_is_not_delivered_again(empty_cluster: Cluster, flush: str) -> None:
     cluster = empty_cluster
     other = await start_other(cluster)
-    master, slave = await start_pair(cluster)
+    master, slave = await start_pair(cluster, flush_disk_type=flush, flush_interval_s=3600.0)
     await eventually(lambda: acting_of(slave).master_address is not None, "the slave knows its master")
     line = await cluster.line(address=master.address)
     await line.call(keyed(b"early", DELAY="1"))

@@ -164,6 +164,7 @@ class ActingMaster:
     async def _begin(self) -> None:
         async with self._changing:
             log.warning("acting as master begins broker=%s id=%d", self._identity.name, self._identity.broker_id)
+            await self._appender.until_visible()  # what the master delivered last must be found
             self.escape.begin()
             self._appender.escape = self.escape
             self._revive_log.reset()
