@@ -51,20 +51,27 @@ class WriteBatch:
 
     Each write wakes its peer. A client with many connections would sleep and wake for every response, which costs both
     sides more than the response itself. With all writes together it wakes once.
+
+    `on_turn_end` is called at the end of each turn with writes.
     """
 
-    __slots__ = ("_writes",)
+    __slots__ = ("_on_turn_end", "_writes")
 
-    def __init__(self) -> None:
+    def __init__(self, on_turn_end: Callable[[], None]) -> None:
+        self._on_turn_end = on_turn_end
         self._writes: list[Callable[[], None]] = []
 
     def add(self, write: Callable[[], None]) -> None:
         """Call `write` at the end of this turn, or now if `BATCH_MAX` writes wait."""
         if not self._writes:
-            asyncio.get_running_loop().call_soon(self._run)
+            asyncio.get_running_loop().call_soon(self._end_turn)
         self._writes.append(write)
         if len(self._writes) >= BATCH_MAX:
             self._run()
+
+    def _end_turn(self) -> None:
+        self._on_turn_end()
+        self._run()
 
     def _run(self) -> None:
         writes, self._writes = iter(self._writes), []

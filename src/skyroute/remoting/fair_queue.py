@@ -134,7 +134,7 @@ class FairQueue:
         self.is_busy = False
         """Whether connections wait or are being served."""
         self.spent_s = 0.0
-        """Service time of connections served as they were read, since the queue last ran."""
+        """Service time of connections served as they were read, in this turn of the loop."""
 
     def attach(self) -> None:
         """Begin to measure garbage collections."""
@@ -232,6 +232,11 @@ class FairQueue:
         billed_s = min(owed_s, usual_s)
         share.owed_s = owed_s - billed_s
         return min(took_s, usual_s), billed_s
+
+    def end_turn(self) -> None:
+        """Note that all connections that were ready have been read, and the loop polls the sockets next."""
+        if not self.is_busy:
+            self.spent_s = 0.0
 
     def _plan(self) -> None:
         self.is_busy = True

@@ -51,6 +51,7 @@ class Server:
         polling: BusyPolling | None = None,
     ) -> None:
         limits = limits or Limits()
+        queue = FairQueue(clock)
         self._context = ServerContext(
             dispatcher=dispatcher,
             tls=tls,
@@ -60,8 +61,8 @@ class Server:
             unsent=ByteBudget(limits.unsent_bytes_max),
             close_log=CloseLog(),
             polling=polling or BusyPolling(),
-            write_batch=WriteBatch(),
-            queue=FairQueue(clock),
+            write_batch=WriteBatch(queue.end_turn),
+            queue=queue,
             meters=ClientMeters(limits.clients) if limits.clients.are_set else None,
             on_made=self._on_made,
             on_lost=self._on_lost,

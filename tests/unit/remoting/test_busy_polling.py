@@ -71,9 +71,24 @@ def test_polling_starts_again_after_a_pause() -> None:
     assert polls_of_loop([5.0, 5.0], [9.0], [9.0]) == 2 * POLLS
 
 
+def _nothing() -> None:
+    pass
+
+
+async def test_the_end_of_a_turn_with_writes_is_reported_once() -> None:
+    ends: list[str] = []
+    batch = WriteBatch(lambda: ends.append("end"))
+    for _ in range(3):
+        batch.add(_nothing)
+    assert ends == []
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert ends == ["end"]
+
+
 async def test_writes_wait_for_the_end_of_the_turn() -> None:
     written: list[int] = []
-    end = WriteBatch()
+    end = WriteBatch(_nothing)
     for number in range(BATCH_MAX - 1):
         end.add(partial(written.append, number))
     assert written == []
@@ -85,7 +100,7 @@ async def test_writes_wait_for_the_end_of_the_turn() -> None:
 
 async def test_a_full_batch_is_written_at_once() -> None:
     written: list[int] = []
-    end = WriteBatch()
+    end = WriteBatch(_nothing)
     for number in range(BATCH_MAX + 3):
         end.add(partial(written.append, number))
     assert written == list(range(BATCH_MAX))
@@ -102,7 +117,7 @@ async def test_a_write_that_fails_does_not_stop_the_others() -> None:
     def fail() -> None:
         raise failure
 
-    end = WriteBatch()
+    end = WriteBatch(_nothing)
     for write in (partial(written.append, 1), fail, partial(written.append, 2), partial(written.append, 3)):
         end.add(write)
     await asyncio.sleep(0)
@@ -112,7 +127,7 @@ async def test_a_write_that_fails_does_not_stop_the_others() -> None:
 
 async def test_a_write_may_add_another_write() -> None:
     written: list[str] = []
-    end = WriteBatch()
+    end = WriteBatch(_nothing)
 
     def write() -> None:
         written.append("first")

@@ -40,6 +40,7 @@ class Driver:
         limits = limits or Limits()
         self.buffered, self.unsent = ByteBudget(limits.buffered_bytes_max), ByteBudget(limits.unsent_bytes_max)
         handlers = {ECHO: self._echo, LATER: self._later, IN_TURN: self._in_turn, SLOW: self._slow}
+        queue = FairQueue(self.clock)
         self.context = ServerContext(
             dispatcher=Dispatcher(handlers),
             tls=ServerTls(TlsSettings(mode=TlsMode.DISABLED)),
@@ -49,8 +50,8 @@ class Driver:
             unsent=self.unsent,
             close_log=CloseLog(),
             polling=BusyPolling(),
-            write_batch=WriteBatch(),
-            queue=FairQueue(self.clock),
+            write_batch=WriteBatch(queue.end_turn),
+            queue=queue,
             on_made=lambda connection: None,
             on_lost=lambda connection, error: self.lost.append(error),
             spawn=self._spawn,
@@ -158,6 +159,14 @@ async def test_a_connection_queues_while_the_loop_is_busy(driver: Driver) -> Non
     driver.receive(ECHO)
     assert driver.connection.share.is_queued
     assert await driver.responses() == [1]
+
+
+async def test_a_connection_does_not_queue_for_an_earlier_turn_of_the_loop(driver: Driver) -> None:
+    driver.receive(ECHO)
+    driver.context.queue.spent_s = 2 * TURN_S
+    assert await driver.responses() == [1]
+    driver.receive(ECHO)
+    assert not driver.connection.share.is_queued
 
 
 async def test_a_turn_is_charged_before_the_connection_queues_again(driver: Driver) -> None:

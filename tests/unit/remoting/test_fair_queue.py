@@ -143,6 +143,24 @@ async def test_time_spent_outside_the_queue_is_reset_by_its_turn() -> None:
     assert bench.queue.spent_s == 0.0
 
 
+async def test_time_of_an_earlier_turn_of_the_loop_makes_none_wait() -> None:
+    bench = Bench()
+    share = bench.connection("a", 2 * LIGHT_S).share
+    bench.queue.charge(share, 2 * TURN_S)
+    share.cost_s = 2 * LIGHT_S
+    assert bench.queue.must_wait(share)
+    bench.queue.end_turn()
+    assert not bench.queue.must_wait(share)
+
+
+async def test_the_end_of_a_turn_lets_none_overtake_those_that_wait() -> None:
+    bench = Bench()
+    bench.queue.spent_s = 2 * TURN_S
+    bench.queue.add(bench.connection("a", SHARE_S))
+    bench.queue.end_turn()
+    assert bench.queue.must_wait(bench.connection("b", 2 * LIGHT_S).share)
+
+
 async def test_a_turn_that_fails_does_not_stop_the_others() -> None:
     bench = Bench()
     complaints: list[object] = []
