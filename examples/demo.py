@@ -218,7 +218,7 @@ class Shop:
         check("only what is paid comes", kept=inbox.bodies.keys() == set(paid))
         places = Counter(result.queue.broker_name for result in sent)
         taken = " and ".join(f"{count} by {name}" for name, count in sorted(places.items()))
-        tell(f"tags: 10 orders sent, {taken} taken; the {len(paid)} paid ones came, and no other")
+        tell(f"tag filter: 10 orders sent ({taken} stored); the consumer of tag paid received {len(paid)}")
 
     async def keep_order(self) -> None:
         steps, orders = ("placed", "paid", "brewed", "served"), [f"order {n}" for n in range(5)]
@@ -237,7 +237,7 @@ class Shop:
                 await self.send(*(Message("Steps", step.encode(), sharding_key=order) for order in orders))
             await done.wait()
         check("steps come in order", kept=all(seen[order] == list(steps) for order in orders))
-        tell(f"ordered: {len(orders)} orders, each {' → '.join(steps)}")
+        tell(f"ordered: {len(orders)} orders, each received as {' → '.join(steps)}")
 
     async def delay(self) -> None:
         async with self.consuming("clock", "Reminders") as inbox:
@@ -246,7 +246,7 @@ class Shop:
             await inbox.until_here(["your coffee is ready"])
             took_s = time.monotonic() - began
         check("it does not come too early", kept=took_s > 0.9)
-        tell(f"delayed: a reminder for in a second came after {took_s:.2f} s")
+        tell(f"delayed: a message with a delay of 1 s was received after {took_s:.2f} s")
 
     async def transact(self) -> None:
         async def pay(message: Message, _: SendResult) -> TransactionOutcome:
@@ -260,7 +260,7 @@ class Shop:
                 await self._producer.send_in_transaction(Message("Payments", body), pay)
             await inbox.until_here(["ten", "twenty, but the line is bad"])
         check("what was rolled back does not come", kept="too much" not in inbox.bodies)
-        tell("transactional: one committed, one rolled back, one left open until the broker asked; two came")
+        tell("transactions: one committed, one rolled back, one committed when the broker checked it; 2 received")
 
     async def batch_and_pull(self) -> None:
         bodies = [f"{n} degrees" for n in range(100)]
@@ -274,19 +274,19 @@ class Shop:
                 read.update(message.body.decode() for message in await audit.poll())
             await audit.commit()
         check("all readings are read, once each", kept=read == Counter(bodies))
-        tell(f"batch: {len(results)} readings in one request; pull: {read.total()} of them read from the beginning")
+        tell(f"batch: {len(results)} messages in one request; pull consumer: {read.total()} read from the first offset")
 
     async def ask(self) -> None:
         oracle = self.consumer("oracle")
 
         @oracle.on("Questions")
         async def answer(message: StoredMessage) -> None:
-            await self._producer.reply(message, b"42, if you asked for " + message.body)
+            await self._producer.reply(message, b"the answer to " + message.body)
 
         async with oracle:
             reply = await self._producer.request(Message("Questions", b"everything"), timeout_s=WAIT_S)
-        check("the question is answered", kept=reply.body == b"42, if you asked for everything")
-        tell(f"request and reply: {reply.body.decode()}")
+        check("the question is answered", kept=reply.body == b"the answer to everything")
+        tell(f"request-reply: {reply.body.decode()}")
 
     async def broadcast(self) -> None:
         news = [f"headline {n}" for n in range(5)]
@@ -301,7 +301,7 @@ class Shop:
             await self.send(*(Message("News", text.encode()) for text in news))
             for inbox in inboxes:
                 await inbox.until_here(news)
-        tell(f"broadcast: {len(news)} headlines on each of {len(inboxes)} screens")
+        tell(f"broadcast: {len(news)} messages received by each of {len(inboxes)} consumers")
 
     async def retry(self) -> None:
         inbox = Inbox()
@@ -319,7 +319,7 @@ class Shop:
             await self.send(Message("Invoices", b"invoice 1"))
             await inbox.until_here(["invoice 1"])
         check("a failed message comes again", kept=attempts == [0, 1])
-        tell("retry: the printer was out of paper; the invoice came again after a second")
+        tell("retry: the handler failed once; the message was redelivered after 1 s")
 
     async def filter_by_properties(self) -> None:
         parcels = [Message("Parcels", b"%d kg" % kg, properties={"weight": str(kg)}) for kg in range(1, 11)]
@@ -327,7 +327,7 @@ class Shop:
             await self.send(*parcels)
             await inbox.until_here(["7 kg", "8 kg", "10 kg"])
         check("the broker holds the others back", kept=len(inbox.bodies) == 3)
-        tell("SQL92: of 10 parcels those came where weight > 6 AND weight <> 9: 7, 8 and 10 kg")
+        tell("SQL92 filter: weight > 6 AND weight <> 9: of 1 to 10 kg, received 7, 8 and 10 kg")
 
 
 # -------------------------------------------------------------------------------------------------------------- story
@@ -335,13 +335,13 @@ class Shop:
 
 async def stand_still(admins: Sequence[Admin], victim: Server) -> None:
     tell(await show_route(admins[0], "Orders"))
-    tell(f"{victim.name} stands still, and its connections stay open; its lease is {LEASE_S:g} s …")
+    tell(f"{victim.name} is paused: connections open, no heartbeats, lease {LEASE_S:g} s …")
     victim.signal(signal.SIGSTOP)
     waited_s = await until_served_by(admins, "Orders", "broker-a")
-    tell(f"… evicted after {waited_s:.1f} s. {await show_route(admins[1], 'Orders')}")
+    tell(f"… lease expired, evicted after {waited_s:.1f} s. {await show_route(admins[1], 'Orders')}")
     victim.signal(signal.SIGCONT)
     await until_served_by(admins, "Orders", "broker-a", "broker-b")
-    tell(f"{victim.name} goes on, and registers again. {await show_route(admins[1], 'Orders')}")
+    tell(f"{victim.name} is resumed and registers again. {await show_route(admins[1], 'Orders')}")
 
 
 async def kill_and_return(shop: Shop, producer: Producer, admins: Sequence[Admin], victim: Server) -> int:
@@ -376,18 +376,18 @@ async def kill_and_return(shop: Shop, producer: Producer, admins: Sequence[Admin
     async with shop.consuming("counting", "Orders", "counted") as inbox:
         sending = asyncio.create_task(keep_sending())
         await until_taken(200)
-        tell(f"{len(taken_by)} cups ordered, and on it goes. Now kill -9 {victim.name} …")
+        tell(f"{len(taken_by)} messages sent, sending continues; kill -9 {victim.name} …")
         await victim.kill()
         waited_s = await until_served_by(admins, "Orders", "broker-a")
-        tell(f"… evicted after {waited_s * 1000:.0f} ms. {await show_route(admins[0], 'Orders')}")
+        tell(f"… connection closed, evicted after {waited_s * 1000:.0f} ms. {await show_route(admins[0], 'Orders')}")
         await until_taken(200, "broker-a")
-        tell(f"{len(taken_by)} cups ordered; broker-a takes them alone. {victim.name} returns …")
+        tell(f"{len(taken_by)} messages sent, all new ones to broker-a; {victim.name} restarts …")
         await victim.start()
         await until_served_by(admins, "Orders", "broker-a", "broker-b")
         await until_taken(200, "broker-b")
         sending.cancel()
         await asyncio.wait({sending})
-        tell(f"… and takes orders again. {await show_route(admins[0], 'Orders')}")
+        tell(f"… {victim.name} receives messages again. {await show_route(admins[0], 'Orders')}")
         await inbox.until_here(taken_by)
     by_name = Counter(taken_by.values())
     consumed = inbox.bodies.keys() & taken_by.keys()
@@ -395,7 +395,7 @@ async def kill_and_return(shop: Shop, producer: Producer, admins: Sequence[Admin
     twice = sum(inbox.bodies[body] > 1 for body in consumed)
     tell(
         f"acknowledged {len(taken_by)} (broker-a {by_name['broker-a']}, broker-b {by_name['broker-b']}), "
-        f"consumed {len(consumed)}, lost {lost}; {refused} sends failed, {twice} cups came twice"
+        f"consumed {len(consumed)}, lost {lost}; {refused} sends failed, {twice} messages were delivered twice"
     )
     check("nothing that was acknowledged is lost", kept=lost == 0)
     return len(taken_by)
@@ -441,7 +441,7 @@ def read_topic(name_servers: str, acknowledged: int) -> None:
 async def show_console(name_servers: str, folder: Path, journals: dict[str, Path]) -> None:
     """Serve the web console until Ctrl-C, while orders are sent."""
     if importlib.util.find_spec("starlette") is None:
-        tell("pip install 'skyroute[console]', and next time the cluster can be looked at in a browser")
+        tell("pip install 'skyroute[console]' to see this cluster in a browser next time")
         return
     from skyroute.console.config import ConsoleConfig  # noqa: PLC0415 - an extra
     from skyroute.console.server import Console  # noqa: PLC0415 - as above
