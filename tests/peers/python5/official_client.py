@@ -117,6 +117,47 @@ def change(proxy, group, topic, first_s, second_s, timeout_s):
     consumer.shutdown()
 
 
+def keep_sending(proxy, topic, seconds, per_s):
+    """Send at a rate, through faults; tell of each message whether it was acknowledged."""
+    producer = Producer(configuration(proxy), (topic,))
+    producer.startup()
+    began, number = time.time(), 0
+    while time.time() < began + float(seconds):
+        body, number = f"{topic}-{number}", number + 1
+        try:
+            producer.send(message(topic, body))
+            tell(body=body, acknowledged=True)
+        except Exception as error:  # noqa: BLE001 - the client raises many kinds
+            tell(body=body, acknowledged=False, error=type(error).__name__)
+        time.sleep(max(0.0, began + number / float(per_s) - time.time()))
+    while True:  # the last message must be stored: the consumer ends with it
+        try:
+            producer.send(message(topic, "last"))
+            break
+        except Exception as error:  # noqa: BLE001 - as above
+            tell(body="last", acknowledged=False, error=type(error).__name__)
+            time.sleep(0.5)
+    producer.shutdown()
+
+
+def keep_receiving(proxy, group, topic, invisible_s, timeout_s):
+    """Receive and acknowledge, through faults, until the last message came and no other comes for long enough."""
+    consumer = simple_consumer(proxy, group, topic)
+    deadline, quiet_since, has_last = time.time() + float(timeout_s), time.time(), False
+    quiet_s = 2 * float(invisible_s)
+    while time.time() < deadline and not (has_last and time.time() - quiet_since > quiet_s):
+        try:
+            for found in consumer.receive(16, int(invisible_s)) or ():
+                quiet_since = time.time()
+                has_last = has_last or found.body == b"last"
+                tell(body=found.body.decode(), attempt=found.delivery_attempt)
+                consumer.ack(found)
+        except Exception as error:  # noqa: BLE001 - the client raises many kinds
+            tell(error=type(error).__name__)
+            time.sleep(0.2)
+    consumer.shutdown()
+
+
 class Checker(TransactionChecker):
     def check(self, _message):
         return TransactionResolution.COMMIT
