@@ -62,7 +62,7 @@ async def test_bytes_of_an_incomplete_frame_do_not_reset_the_idle_time(
 ) -> None:
     await line.call(206)
     (connection,) = nameserver.remoting._connections.values()
-    buffered = connection._conversation.decoder
+    buffered = connection._decoder
     for at in range(12):
         await line.write(FRAME[at : at + 1])
         await eventually(lambda at=at: len(buffered.buffer) == at + 1)  # type: ignore[misc]  # a lambda with a default

@@ -13,9 +13,9 @@ from typing import Final
 import pytest
 
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.connection import CACHED_PER_CHECK
 from skyroute.remoting.dispatch import Answer, Dispatcher, OrderedResponse, Peer
 from skyroute.remoting.fair_queue import SHARE_S, TURN_S
+from skyroute.remoting.request_processing import CACHED_PER_CHECK
 from skyroute.remoting.server import Server
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import ServerTls

@@ -4,7 +4,7 @@ No sockets and no clock: the server passes the time.
 """
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -101,7 +101,7 @@ class ClientMeters:
     def __len__(self) -> int:
         return len(self._meters)
 
-    def open(self, source: str, now: float) -> ClientMeter | None:
+    def open(self, source: str, now: float) -> "ConnectionMeter | None":
         """Count a new connection; None if its address has no limits.
 
         Raises:
@@ -121,13 +121,10 @@ class ClientMeters:
         if limits.handshakes_max and meter.handshakes >= limits.handshakes_max:
             self.refused += 1
             raise TooManyError(f"{meter.handshakes} connections from one address have sent no request")
-        meter.connections += 1
-        meter.handshakes += 1
-        return meter
+        return ConnectionMeter(self, meter)
 
-    def close(self, meter: ClientMeter, now: float) -> None:
-        """Count the end of a connection. An address that has used its allowance is remembered."""
-        meter.connections -= 1
+    def forget_if_unused(self, meter: ClientMeter, now: float) -> None:
+        """Forget an address without connections, unless it has used its allowance."""
         if not meter.connections and meter.requests.is_full(now) and meter.bytes.is_full(now):
             self._meters.pop(meter.key, None)
 
@@ -138,6 +135,51 @@ class ClientMeters:
         unused = [meter for meter in self._meters.values() if not meter.connections]
         for meter in [one for one in unused if one.requests.is_full(now) and one.bytes.is_full(now)] or unused[:1]:
             del self._meters[meter.key]
+
+
+class ConnectionMeter:
+    """What one connection uses of the limits of its address."""
+
+    __slots__ = ("_is_handshaking", "_meters", "client", "is_throttled")
+
+    def __init__(self, meters: ClientMeters, client: ClientMeter) -> None:
+        self._meters = meters
+        self.client = client
+        client.connections += 1
+        client.handshakes += 1
+        self._is_handshaking = True
+        """Whether the address counts it as a connection without a request."""
+        self.is_throttled = False
+        """Whether the address has used its allowance: nothing is read until the owner resets this."""
+
+    def check(self, now: float) -> float:
+        """Return for how many seconds to read nothing from now on; 0 if the allowance is not used up."""
+        wait_s = self.client.charge(0, 0, now)
+        return self._throttle(wait_s) if wait_s > 0 else 0.0
+
+    def charge(self, frames: Sequence[bytes], now: float) -> float:
+        """Charge the address for processed requests; return for how many seconds to read nothing from now on."""
+        if self._is_handshaking:
+            self._end_handshake()
+        wait_s = self.client.charge(len(frames), sum(map(len, frames)), now)
+        return self._throttle(wait_s) if wait_s > 0 else 0.0
+
+    def close(self, now: float) -> None:
+        """Count the end of the connection."""
+        if self._is_handshaking:
+            self._end_handshake()
+        self.client.connections -= 1
+        self._meters.forget_if_unused(self.client, now)
+
+    def _throttle(self, wait_s: float) -> float:
+        if self.is_throttled:
+            return 0.0
+        self.is_throttled = True
+        return wait_s
+
+    def _end_handshake(self) -> None:
+        self._is_handshaking = False
+        self.client.handshakes -= 1
 
 
 class TooManyError(Exception):

@@ -1,35 +1,21 @@
 """One accepted connection: requests in, responses out, in the order in which they are processed."""
 
 import asyncio
-import logging
-import select
-from typing import Final, cast
+from typing import cast
 
 from skyroute.remoting.address import UNKNOWN_ADDRESS, join_address
-from skyroute.remoting.client_meters import ClientMeter, ClientMeters, TooManyError, client_key
+from skyroute.remoting.client_meters import ClientMeters, ConnectionMeter, TooManyError, client_key
 from skyroute.remoting.connection_opening import OpeningStream, UntrustedProxyError
 from skyroute.remoting.dispatch import Peer
-from skyroute.remoting.errors import ConnectionLostError, TlsError
-from skyroute.remoting.fair_queue import LIGHT_S, SHARE_S, Share
+from skyroute.remoting.errors import TlsError
+from skyroute.remoting.fair_queue import LIGHT_S, Share
 from skyroute.remoting.peer_calls import PeerCalls, PeerConversation
-from skyroute.remoting.pending_responses import PendingResponses
+from skyroute.remoting.request_processing import RequestProcessor
 from skyroute.remoting.response_writer import ResponseWriter
 from skyroute.remoting.server_context import ServerContext
 from skyroute.remoting.waiting_input import WaitingInput
-from skyroute.wire.codes import CANCELLABLE_CODES, READ_CODES
-from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Response
-from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, Piece
+from skyroute.wire.conversation import Conversation
 from skyroute.wire.errors import FrameError
-from skyroute.wire.fast_path import PreparedResponse
-from skyroute.wire.header import as_response, response_head
-
-log = logging.getLogger(__name__)
-
-CACHED_PER_CHECK: Final = 32
-"""Cached responses between two checks of the connection's time share."""
-
-_HANG_UP: Final = getattr(select, "POLLRDHUP", 0)
-"""Linux reports a closed peer behind unread bytes; other systems report a reset only."""
 
 
 class Connection(asyncio.Protocol):
@@ -40,13 +26,11 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_conversation",
+        "_decoder",
         "_input",
-        "_is_handshaking",
-        "_is_throttled",
         "_meter",
         "_opening",
-        "_pending",
+        "_processor",
         "_transport",
         "active_at",
         "closing_since",
@@ -62,21 +46,19 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", None)  # asyncio sets it before anything else is called
         self._opening: OpeningStream | None = None
         """Set while the connection opens, and until its end if it uses TLS."""
-        self._conversation: PeerConversation = Conversation(limits.frame_bytes_max, limits.exempt)
         self._input = WaitingInput(context.buffered)
-        self._pending = PendingResponses()
-        self._meter: ClientMeter | None = None
-        """What its address uses; None without limits for that."""
-        self._is_handshaking = False
-        """Whether the meter counts it as a connection without a request."""
-        self._is_throttled = False
-        """Whether its address has used its allowance: nothing is read for a while."""
+        self._meter: ConnectionMeter | None = None
+        """None if its address has no limits."""
         self.share = Share()
         self.active_at = context.clock.monotonic()
         self.closing_since: float | None = None
         self.peer = Peer(number, UNKNOWN_ADDRESS)
-        self.writer = ResponseWriter(self.peer, self._conversation, context)
-        self.peer.caller = PeerCalls(self.peer, self._conversation, self.writer)
+        conversation: PeerConversation = Conversation(limits.frame_bytes_max, limits.exempt)
+        self._decoder = conversation.decoder
+        self.writer = ResponseWriter(self.peer, conversation, context)
+        calls = PeerCalls(self.peer, conversation, self.writer)
+        self.peer.caller = calls
+        self._processor = RequestProcessor(self.peer, calls, self.writer, self.share, context)
 
     def __repr__(self) -> str:
         is_opening = self._opening is not None and not self._opening.is_open
@@ -106,17 +88,11 @@ class Connection(asyncio.Protocol):
         self.peer.caller = None
         self._opening = None
         self.writer.drop()
-        for call in self._conversation.end():
-            if not call.waiter.done():
-                call.waiter.set_exception(
-                    ConnectionLostError(f"{self.peer.address} closed the connection: {exc or 'no reason'}")
-                )
+        self._processor.end(str(exc or "no reason"))
         self._drop_input()
-        self._pending.hang_up()
         self.context.queue.leave(self.share)
-        if self._meter is not None and self.context.meters is not None:
-            self._end_handshake(self._meter)
-            self.context.meters.close(self._meter, self.context.clock.monotonic())
+        if self._meter is not None:
+            self._meter.close(self.context.clock.monotonic())
             self._meter = None
         self.context.on_lost(self, exc)
 
@@ -127,12 +103,25 @@ class Connection(asyncio.Protocol):
         return self.share.is_queued and not self._transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
-        opening = self._opening
+        """Process bytes now or keep them for later."""
+        opening, context, share = self._opening, self.context, self.share
         try:
             if opening is not None:
                 data = self._open(opening, data)
             if data:
-                self._receive(data)
+                now, meter = context.clock.monotonic(), self._meter
+                if meter is not None and (wait_s := meter.check(now)):
+                    self._throttle(wait_s)
+                if (
+                    share.is_queued
+                    or (share.cost_s > LIGHT_S and context.queue.must_wait(share))
+                    or self.writer.is_blocked
+                    or self._processor.pending.is_full
+                    or (meter is not None and meter.is_throttled)
+                ):
+                    self._keep(data)
+                else:
+                    self._process(data, now)
             if opening is not None and opening.tls is not None and opening.tls.ended and not self.eof_received():
                 self.close()
         except UntrustedProxyError as error:
@@ -159,12 +148,8 @@ class Connection(asyncio.Protocol):
         """Look for signs of life, and for a peer that has hung up. Called by the server every second."""
         if self.writer.has_progress():
             self.active_at = now
-        # Unless we read, asyncio does not report the end of a connection.
-        if self._pending.has_cancellable_work and self._input.is_paused and not self._transport.is_closing():
-            poll = select.poll()
-            poll.register(self._transport.get_extra_info("socket").fileno(), _HANG_UP)
-            if poll.poll(0):
-                self._pending.hang_up()
+        if self._processor.pending.has_cancellable_work and self._input.has_hung_up(self._transport):
+            self._processor.pending.hang_up()
 
     def close(self, reason: str | None = None) -> None:
         """End the connection once its responses are sent. A reason is logged as the peer's fault."""
@@ -188,14 +173,14 @@ class Connection(asyncio.Protocol):
         if self._opening is not None:
             self._opening.clear()
         self._input.clear()
-        self._conversation.drop_input()
+        self._decoder.clear()
         self.count_bytes()
 
     def count_bytes(self) -> None:
         """Count the bytes of this connection; close it if the server buffers too many in all."""
-        held = self._input.held_bytes + self._pending.frame_bytes
-        if self._conversation.decoder.buffer:
-            held += self._conversation.decoder.held_bytes
+        held = self._input.held_bytes + self._processor.pending.frame_bytes
+        if self._decoder.buffer:
+            held += self._decoder.held_bytes
         if self._opening is not None:
             held += self._opening.held_bytes
         if not self._input.count.set(held):
@@ -234,16 +219,9 @@ class Connection(asyncio.Protocol):
             self._input.resume(self._transport)
             self.data_received(b"")
 
-    def _receive(self, data: bytes) -> None:
-        """Process bytes now or keep them for later; pause reading if some are kept already."""
-        share, context = self.share, self.context
-        if self._meter is not None:
-            self._throttle(self._meter.charge(0, 0, context.clock.monotonic()))
-        must_wait = share.is_queued or (share.cost_s > LIGHT_S and context.queue.must_wait(share))
-        if not (must_wait or self.writer.is_blocked or self._pending.is_full or self._is_throttled):
-            self._process(data, context.clock.monotonic())
-            return
-        context.polling.reads += 1
+    def _keep(self, data: bytes) -> None:
+        """Keep bytes for later; pause reading if some are kept already."""
+        self.context.polling.reads += 1
         if not self._input.is_empty or self._is_stalled():
             self._input.pause(self._transport)
         self._input.unread += data
@@ -252,7 +230,7 @@ class Connection(asyncio.Protocol):
 
     def _process(self, data: bytes, now: float) -> None:
         """Cut bytes into frames and process them."""
-        decoder = self._conversation.decoder
+        decoder = self._decoder
         frames = decoder.feed(data)
         if decoder.buffer or self._input.count.size:
             self.count_bytes()
@@ -263,14 +241,27 @@ class Connection(asyncio.Protocol):
         if decoder.failure is not None:
             self._close_if_broken()
 
+    def _answer(self, frames: list[bytes]) -> None:
+        """Process frames in order for one share of time; the rest waits."""
+        done = self._processor.process(self, frames, self.active_at)
+        meter = self._meter
+        if meter is not None and (wait_s := meter.charge(frames[:done], self.context.clock.monotonic())):
+            self._throttle(wait_s)
+        if done < len(frames) and not self._transport.is_closing():
+            self._input.put_back(frames[done:])
+            self.count_bytes()
+            self._input.pause(self._transport)
+            self._queue_up()
+
     def _close_if_broken(self) -> None:
         """Close once everything before the broken part of the stream has been processed."""
-        if self._conversation.decoder.failure is not None and not self._input.has_frames and not self._is_stalled():
-            self.close(self._conversation.decoder.failure)
+        if self._decoder.failure is not None and not self._input.has_frames and not self._is_stalled():
+            self.close(self._decoder.failure)
 
     def _is_stalled(self) -> bool:
         """Whether the next request must wait for the peer to read, for earlier responses, or for its rate."""
-        return self.writer.is_blocked or self._pending.is_full or self._is_throttled
+        is_throttled = self._meter is not None and self._meter.is_throttled
+        return self.writer.is_blocked or self._processor.pending.is_full or is_throttled
 
     def _queue_up(self) -> None:
         if not self.share.is_queued and not self._is_stalled() and not self._transport.is_closing():
@@ -310,49 +301,6 @@ class Connection(asyncio.Protocol):
         elif not self._transport.is_closing():
             waiting.resume(self._transport)
 
-    def _answer(self, frames: list[bytes]) -> None:
-        """Process frames in order for one share of time; the rest waits."""
-        context, pending, writer = self.context, self._pending, self.writer
-        fast_path, monotonic = context.dispatcher.fast_path, context.clock.monotonic
-        has_cached = not fast_path.is_empty
-        context.dispatcher.read_at = began = now = self.active_at
-        out: list[Piece] = []
-        size = at = 0
-        has_more = False
-        try:
-            for at, frame in enumerate(frames):
-                cached = fast_path.find(frame) if has_cached else None
-                if cached is None:
-                    size += self._carry_out(frame, out)
-                else:
-                    out += cached
-                    size += len(cached[3])
-                    if size <= OUTBOX_BYTES_MAX and (at + 1) % CACHED_PER_CHECK:
-                        continue
-                now = monotonic()
-                if size > OUTBOX_BYTES_MAX or pending.tasks or now - began > SHARE_S:
-                    writer.put(out, size)
-                    out, size = [], 0
-                    if self._transport.is_closing():
-                        break
-                    if at + 1 < len(frames) and (self._is_stalled() or now - began > SHARE_S):
-                        self._input.put_back(frames[at + 1 :])
-                        self.count_bytes()
-                        self._input.pause(self._transport)
-                        has_more = True
-                        break
-        except FrameError as error:
-            writer.put(out, size)
-            self.close(str(error))
-        else:
-            writer.put(out, size)
-        if now > began:
-            context.queue.charge(self.share, now - began)
-        if has_more:
-            self._queue_up()
-        if self._meter is not None:
-            self._charge(self._meter, frames[: at + 1], monotonic())
-
     # The client at the other end
 
     def _set_address(self, address: str) -> None:
@@ -370,56 +318,14 @@ class Connection(asyncio.Protocol):
             self._meter = meters.open(self.peer.source, self.context.clock.monotonic())
         except TooManyError as error:
             self.abort(str(error))
-        else:
-            self._is_handshaking = self._meter is not None
-
-    def _end_handshake(self, meter: ClientMeter) -> None:
-        if self._is_handshaking:
-            self._is_handshaking = False
-            meter.handshakes -= 1
-
-    def _charge(self, meter: ClientMeter, frames: list[bytes], now: float) -> None:
-        """Charge the address for processed requests; if it has used its allowance, read nothing for a while."""
-        self._end_handshake(meter)
-        self._throttle(meter.charge(len(frames), sum(map(len, frames)), now))
 
     def _throttle(self, wait_s: float) -> None:
-        if wait_s > 0 and not self._is_throttled and not self._transport.is_closing():
-            self._is_throttled = True
+        """Read nothing for some seconds: the address has used its allowance."""
+        if not self._transport.is_closing():
             self._input.pause(self._transport)
             asyncio.get_running_loop().call_later(wait_s, self._end_throttle)
 
     def _end_throttle(self) -> None:
-        self._is_throttled = False
-        if not self._transport.is_closing():
+        if self._meter is not None:
+            self._meter.is_throttled = False
             self.resume()
-
-    def _carry_out(self, frame: bytes, out: list[Piece]) -> int:
-        """Process one request; add its response, if it is ready, to `out` and return the size of its body."""
-        dispatcher = self.context.dispatcher
-        request = dispatcher.fast_path.decode(frame)
-        if request.flag & FLAG_RESPONSE:
-            call = self._conversation.match(request)
-            if call is None:
-                log.debug("response dropped peer=%s request=%d", self.peer.address, request.request_id)
-            elif not call.waiter.done():
-                call.waiter.set_result(as_response(request))
-            return 0
-        is_oneway = request.flag & FLAG_ONEWAY
-        if (is_oneway and request.code in READ_CODES) or (
-            self._pending.has_hung_up and request.code in CANCELLABLE_CODES
-        ):
-            return 0
-        response = dispatcher.answer(request, self.peer)
-        if is_oneway and isinstance(response, Response):
-            return 0
-        if type(response) is PreparedResponse:  # not `isinstance`, which takes longer: most responses pass here
-            out += response.pieces(request.request_id, request.form)
-            if response.is_cacheable:
-                dispatcher.keep(frame, request, response)
-            return response.body_bytes if response.more else len(response.body)
-        if isinstance(response, Response):
-            out += (response_head(response, request.request_id, request.form), response.body)
-            return len(response.body)
-        self._pending.add(self, request, len(frame), response)
-        return 0

@@ -1,6 +1,7 @@
 """Requests that a server sends to the peer of an accepted connection."""
 
 import asyncio
+import logging
 from typing import Final, TypeAlias
 
 from skyroute.remoting.dispatch import Peer
@@ -8,6 +9,9 @@ from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError
 from skyroute.remoting.response_writer import ResponseWriter
 from skyroute.wire.command import Request, Response
 from skyroute.wire.conversation import Conversation
+from skyroute.wire.header import as_response
+
+log = logging.getLogger(__name__)
 
 CALLS_MAX: Final = 1024
 """Maximum number of open calls to one peer."""
@@ -35,6 +39,20 @@ class PeerCalls:
         """Send a request that has no response. It is dropped if the peer does not read."""
         if not self._writer.is_blocked and not self._writer.is_closing:
             self._writer.put([self._conversation.encode_oneway(request, SERVER_LANGUAGE)], len(request.body))
+
+    def deliver(self, response: Request) -> None:
+        """Give a response of the peer to the call that waits for it, if one still does."""
+        call = self._conversation.match(response)
+        if call is None:
+            log.debug("response dropped peer=%s request=%d", self._peer.address, response.request_id)
+        elif not call.waiter.done():
+            call.waiter.set_result(as_response(response))
+
+    def end(self, reason: str) -> None:
+        """Fail all open calls: the connection has ended."""
+        for call in self._conversation.end():
+            if not call.waiter.done():
+                call.waiter.set_exception(ConnectionLostError(f"{self._peer.address} closed the connection: {reason}"))
 
     async def call(self, request: Request, timeout_s: float) -> Response:
         """Send a request and wait for its response.

@@ -31,6 +31,9 @@ class Responder(Protocol):
     def resume(self) -> None:
         """Process waiting requests, if they need not wait any longer."""
 
+    def close(self, reason: str | None = None) -> None:
+        """End the connection once its responses are sent. A reason is logged as the peer's fault."""
+
 
 class PendingResponses:
     """Counts them, and writes each when it is there."""

@@ -1,6 +1,7 @@
 """The input of a connection that is received and not processed yet."""
 
 import asyncio
+import select
 from typing import Final
 
 from skyroute.remoting.limits import ByteBudget, ByteCount
@@ -10,6 +11,9 @@ BACKLOG_FRAMES: Final = 256
 
 FRAME_OVERHEAD_BYTES: Final = 64
 """Memory of a waiting frame besides its bytes."""
+
+_HANG_UP: Final = getattr(select, "POLLRDHUP", 0)
+"""Linux reports a closed peer behind unread bytes; other systems report a reset only."""
 
 
 class WaitingInput:
@@ -76,3 +80,11 @@ class WaitingInput:
         if self.is_paused:
             self.is_paused = False
             transport.resume_reading()
+
+    def has_hung_up(self, transport: asyncio.Transport) -> bool:
+        """Return whether the peer has closed the connection while reading is paused: asyncio does not report that."""
+        if not self.is_paused or transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(transport.get_extra_info("socket").fileno(), _HANG_UP)
+        return bool(poll.poll(0))

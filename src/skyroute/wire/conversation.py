@@ -120,10 +120,6 @@ class Conversation(Generic[T]):
             self.failure = str(error)
         return events
 
-    def drop_input(self) -> None:
-        """Free the bytes of an incomplete frame."""
-        self.decoder.buffer = bytearray()
-
     # Output
 
     def put(self, pieces: Sequence[Piece], size: int) -> bool:
@@ -143,5 +139,5 @@ class Conversation(Generic[T]):
         calls = list(self.calls.values())
         self.calls.clear()
         self._outbox.clear()
-        self.drop_input()
+        self.decoder.clear()
         return calls

@@ -63,9 +63,13 @@ class FrameDecoder:
                 return []
             data = bytes(self.buffer)
             self.buffer = bytearray()
-        frames: list[bytes] = []
-        at, end = 0, len(data)
         length: int
+        at, end = 0, len(data)
+        if 8 <= end <= self._bytes_max:  # most reads are one frame
+            (length,) = _LENGTH.unpack_from(data)
+            if length == end - 4:
+                return [data]
+        frames: list[bytes] = []
         try:
             while end - at >= 4:
                 (length,) = _LENGTH.unpack_from(data, at)
@@ -89,6 +93,10 @@ class FrameDecoder:
         if at < end:
             self.buffer += memoryview(data)[at:]
         return frames
+
+    def clear(self) -> None:
+        """Free the bytes of an incomplete frame."""
+        self.buffer = bytearray()
 
     def _check_odd_length(self, data: bytes, at: int, length: int) -> int:
         """Check that a frame above the common limit is of an exempt kind.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
-from skyroute.remoting.client_meters import ClientLimits
+from skyroute.remoting.client_meters import ClientLimits, ClientMeters
 from skyroute.remoting.connection import Connection
 from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, OrderedResponse, Peer
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError
@@ -21,6 +21,7 @@ from skyroute.remoting.tls_settings import TlsMode, TlsSettings
 from skyroute.wire.command import FLAG_RESPONSE, Request, Response
 from skyroute.wire.header import encode_request
 from tests.support.clock import ManualClock
+from tests.support.waiting import eventually
 from tests.unit.remoting.transport import MemoryTransport
 
 ECHO, LATER, IN_TURN, SLOW = 3, 4, 5, 6
@@ -55,6 +56,7 @@ class Driver:
             on_made=lambda connection: None,
             on_lost=lambda connection, error: self.lost.append(error),
             spawn=self._spawn,
+            meters=ClientMeters(limits.clients) if limits.clients.are_set else None,
         )
         self.connection = Connection(self.context, 1)
         self.transport = MemoryTransport(peername)
@@ -197,6 +199,31 @@ async def test_connections_of_an_address_are_one_client_unless_it_is_a_proxy() -
     connections[0].connection_lost(None)
     connections[6].connection_lost(None)
     assert (clients[0].connections, clients[2].connections) == (1, 1)
+
+
+async def test_nothing_is_read_while_an_address_has_used_its_allowance() -> None:
+    driver = Driver(Limits(clients=ClientLimits(bytes_per_s=1_000_000)))
+    driver.connection.data_received(encode_request(Request(ECHO, body=bytes(1_010_000)), 1))
+    assert driver.transport.is_reading_paused
+    driver.receive(ECHO, ECHO)  # read before the pause took effect
+    assert await driver.responses() == [1]
+    assert not driver.connection.share.is_queued
+    driver.clock.advance(1.0)
+    await eventually(lambda: not driver.transport.is_reading_paused)
+    assert await driver.responses() == [1, 2]
+    assert driver.buffered.total == 0
+
+
+async def test_requests_before_a_malformed_one_are_charged_to_the_address() -> None:
+    driver = Driver(Limits(clients=ClientLimits(requests_per_s=2)))
+    good, meters = encode_request(Request(ECHO), 1), driver.context.meters
+    driver.connection.data_received(3 * good + b"\0\0\0\6" + b"\0\0\0\2{]")
+    assert driver.transport.is_closing()
+    driver.connection.connection_lost(None)
+    assert meters is not None
+    again = meters.open("10.0.0.1", driver.clock.monotonic())
+    assert again is not None
+    assert again.check(driver.clock.monotonic()) == 1.0
 
 
 async def test_a_peer_that_ends_its_side_gets_the_responses_to_queued_requests(driver: Driver) -> None:
