@@ -79,7 +79,7 @@ PLANTED = (
         f"{WIRE}.calls.pop_records.CheckPointAck",
         lambda right: lambda *found: right(*found[:-1], (*found[-1], 9)),
     ),
-    Planted("pop_records", f"{WIRE}.calls.pop.RetryFlag", raising(KeyError)),
+    Planted("pop_records", f"{WIRE}.calls.pop_receipts.RetryFlag", raising(KeyError)),
     Planted("properties", "tests.fuzz.targets.properties.find_property", changing(nothing)),
     Planted("proxy_protocol", f"{WIRE}.proxy_protocol._display", changing(lambda found: f"{found}0")),
     Planted("queue_ledger", "tests.fuzz.targets.queue_ledger.encode_ledger", changing(shorter)),

@@ -22,11 +22,7 @@ from skyroute.remoting.dispatch import Answer, Handler, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.settings.updates import update_settings
 from skyroute.wire.calls.controller import (
-    ControllerFields,
     ElectionRequest,
-    MasterFields,
-    ReplicaFields,
-    SyncStateFields,
     decode_cleanup,
     decode_election_request,
     decode_id_application,
@@ -36,6 +32,12 @@ from skyroute.wire.calls.controller import (
     decode_replica_registration,
     decode_sync_set_change,
     decode_sync_state_query,
+)
+from skyroute.wire.calls.controller_responses import (
+    ControllerFields,
+    MasterFields,
+    ReplicaFields,
+    SyncStateFields,
     encode_controllers,
     encode_election,
     encode_grant,

@@ -12,7 +12,7 @@ from skyroute.controller.state import GroupState
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RemotingError
 from skyroute.remoting.signing import Signer
-from skyroute.wire.calls.controller import MasterFields, SyncStateFields, encode_role_change
+from skyroute.wire.calls.controller_responses import MasterFields, SyncStateFields, encode_role_change
 from skyroute.wire.command import Request
 
 log = logging.getLogger(__name__)

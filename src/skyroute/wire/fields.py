@@ -10,7 +10,7 @@ NAME_CHARS_MAX: Final = 512
 """Maximum length of a name. Java allows 255 characters in topics, groups and hosts."""
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _INT32_MAX: Final = (1 << 31) - 1
-_INT64_MAX: Final = (1 << 63) - 1
+INT64_MAX: Final = (1 << 63) - 1
 
 
 def is_name(text: str) -> bool:
@@ -61,7 +61,7 @@ def required_int(fields: Mapping[str, str], name: str) -> int:
     value = fields.get(name)
     if value and len(value) < 10 and value.isdigit() and value.isascii():
         return int(value)  # the usual case
-    return _parse_int(name, required_text(fields, name), _INT64_MAX)
+    return _parse_int(name, required_text(fields, name), INT64_MAX)
 
 
 def required_int32(fields: Mapping[str, str], name: str) -> int:

@@ -6,7 +6,7 @@ Input: a byte that chooses the kind, then the body or the receipt.
 from collections.abc import Callable
 from typing import Any, Final
 
-from skyroute.wire.calls.pop import Receipt, decode_receipt, encode_receipt
+from skyroute.wire.calls.pop_receipts import Receipt, decode_receipt, encode_receipt
 from skyroute.wire.calls.pop_records import (
     decode_check_point,
     decode_check_point_ack,

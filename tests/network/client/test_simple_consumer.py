@@ -13,7 +13,7 @@ from skyroute import SimpleConsumer, StoredMessage
 from skyroute.client.consuming import pop_handlers, simple_consumer
 from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
-from skyroute.wire.calls.pop import decode_receipt
+from skyroute.wire.calls.pop_receipts import decode_receipt
 from skyroute.wire.codes import RequestCode
 from tests.support.connections import WAIT_S
 from tests.support.fake_broker import FakeCluster, Reply, encode_record, fake_cluster

@@ -8,12 +8,8 @@ from skyroute.broker.roles import Roles
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.remoting.dispatch import Answer, Handler, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.wire.calls.controller import (
-    Epoch,
-    EpochHistory,
-    decode_master,
-    encode_epochs,
-)
+from skyroute.wire.calls.broker_epochs import Epoch, EpochHistory, encode_epochs
+from skyroute.wire.calls.controller_responses import decode_master
 from skyroute.wire.calls.replication import FollowerInfo, ReplicaInfo, ReplicationStatus, encode_replication_status
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response

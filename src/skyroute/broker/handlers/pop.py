@@ -21,24 +21,19 @@ from skyroute.remoting.errors import RefusedError
 from skyroute.routing.topology import Permission
 from skyroute.wire.calls.pop import (
     POP_COUNT_MAX,
-    Ack,
-    BatchAck,
     PopAnswer,
     PopQuestion,
     PopStatus,
     QueueQuestion,
-    decode_ack,
-    decode_batch_ack,
-    decode_change,
     decode_notification,
     decode_peek,
     decode_polling_info,
     decode_pop,
-    encode_changed,
     encode_notified,
     encode_polling_count,
     encode_pop_answer,
 )
+from skyroute.wire.calls.pop_acks import Ack, BatchAck, decode_ack, decode_batch_ack, decode_change, encode_changed
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response

@@ -32,21 +32,9 @@ from skyroute.message.property_names import POP_RECEIPT
 from skyroute.message.record import decode_run, encode_record
 from skyroute.message.reserved_topics import pop_retry_topic
 from skyroute.remoting.errors import RefusedError
-from skyroute.wire.calls.pop import (
-    ORDERED_REVIVE_QUEUE,
-    POP_COUNT_MAX,
-    Ack,
-    InitMode,
-    InvisibleTimeChange,
-    PopAnswer,
-    PoppedBatch,
-    PopQuestion,
-    PopStatus,
-    Receipt,
-    RetryFlag,
-    encode_receipt,
-    retry_flag,
-)
+from skyroute.wire.calls.pop import POP_COUNT_MAX, InitMode, PopAnswer, PoppedBatch, PopQuestion, PopStatus
+from skyroute.wire.calls.pop_acks import Ack, InvisibleTimeChange
+from skyroute.wire.calls.pop_receipts import ORDERED_REVIVE_QUEUE, Receipt, RetryFlag, encode_receipt, retry_flag
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 

@@ -15,15 +15,9 @@ from skyroute.remoting.signing import Signer
 from skyroute.wire.calls.controller import (
     ElectionRequest,
     IdApplication,
-    MasterFields,
     ReplicaHeartbeat,
     ReplicaRegistration,
     SyncSetChange,
-    SyncStateFields,
-    decode_controllers,
-    decode_master,
-    decode_next_id,
-    decode_sync_state,
     encode_controllers_query,
     encode_election_request,
     encode_id_application,
@@ -32,6 +26,14 @@ from skyroute.wire.calls.controller import (
     encode_replica_query,
     encode_replica_registration,
     encode_sync_set_change,
+)
+from skyroute.wire.calls.controller_responses import (
+    MasterFields,
+    SyncStateFields,
+    decode_controllers,
+    decode_master,
+    decode_next_id,
+    decode_sync_state,
 )
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response

@@ -28,12 +28,11 @@ from skyroute.wire.auto_switch import Epoch, SlaveHello
 from skyroute.wire.calls.controller import (
     ElectionRequest,
     IdApplication,
-    MasterFields,
     ReplicaHeartbeat,
     ReplicaRegistration,
     SyncSetChange,
-    SyncStateFields,
 )
+from skyroute.wire.calls.controller_responses import MasterFields, SyncStateFields
 from skyroute.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from skyroute.cli.admin.decorator import Output, admin_command
 from skyroute.cli.admin.output import pairs, table
 from skyroute.client.admin import Admin
 from skyroute.client.admin.base import call_each
-from skyroute.wire.calls.controller import EpochHistory, ReplicaGroup
+from skyroute.wire.calls.broker_epochs import EpochHistory
+from skyroute.wire.calls.controller_responses import ReplicaGroup
 
 controllers_option = click.option(
     "-a",

@@ -8,22 +8,22 @@ from skyroute.client.admin.cluster import ClusterAdmin, ServerProperties
 from skyroute.client.arguments import check_flags, check_texts, check_texts_or_none, listed
 from skyroute.client.errors import ArgumentError, ClientError
 from skyroute.errors import SkyrouteError
+from skyroute.wire.calls.broker_epochs import EpochHistory, decode_epochs, encode_epochs_query
 from skyroute.wire.calls.controller import (
     Cleanup,
-    ControllerFields,
     ElectionRequest,
-    EpochHistory,
-    MasterFields,
-    ReplicaGroup,
-    decode_controllers,
-    decode_epochs,
-    decode_master,
-    decode_sync_states,
     encode_cleanup,
     encode_controllers_query,
     encode_election_request,
-    encode_epochs_query,
     encode_sync_state_query,
+)
+from skyroute.wire.calls.controller_responses import (
+    ControllerFields,
+    MasterFields,
+    ReplicaGroup,
+    decode_controllers,
+    decode_master,
+    decode_sync_states,
 )
 from skyroute.wire.calls.settings import (
     decode_settings,

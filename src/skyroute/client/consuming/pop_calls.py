@@ -20,21 +20,19 @@ from skyroute.wire.calls.assignment import (
 )
 from skyroute.wire.calls.pop import (
     POP_CODES,
-    Ack,
-    InvisibleTimeChange,
     Notification,
     PopAnswer,
     PopQuestion,
-    Receipt,
-    RetryFlag,
-    decode_changed,
     decode_notified,
     decode_pop_answer,
-    decode_receipt,
-    encode_ack,
-    encode_change,
     encode_notification,
     encode_pop,
+)
+from skyroute.wire.calls.pop_acks import Ack, InvisibleTimeChange, decode_changed, encode_ack, encode_change
+from skyroute.wire.calls.pop_receipts import (
+    Receipt,
+    RetryFlag,
+    decode_receipt,
     encode_receipt,
     retry_flag,
     stored_topic,

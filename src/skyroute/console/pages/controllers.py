@@ -13,7 +13,7 @@ from skyroute.console.texts import translatable, translator
 from skyroute.console.web.actions import Done, Fields, action, done
 from skyroute.console.web.page_context import PageContext, Paging, context_of, error_page, page_number
 from skyroute.errors import SkyrouteError
-from skyroute.wire.calls.controller import ControllerFields, ReplicaFields, ReplicaGroup
+from skyroute.wire.calls.controller_responses import ControllerFields, ReplicaFields, ReplicaGroup
 
 PAGE = "/cluster/controllers"
 NO_CONTROLLERS = translatable("This console has no controllers. Start it with --controller HOST:PORT.")

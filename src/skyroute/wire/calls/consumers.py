@@ -16,7 +16,7 @@ from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int64, Request
 from skyroute.wire.errors import BodyError
 from skyroute.wire.fastjson import JsonError
-from skyroute.wire.fields import optional_int, optional_name, required_name, truth
+from skyroute.wire.fields import INT64_MAX, optional_int, optional_name, required_name, truth
 from skyroute.wire.queue_maps import (
     KEYS_A_STEP,
     QueueBody,
@@ -27,8 +27,6 @@ from skyroute.wire.queue_maps import (
     write_legacy,
     write_queue_map,
 )
-
-_INT64_MAX: Final = (1 << 63) - 1
 
 OFFSETS_MAX: Final = 100_000
 """Maximum number of queues in a consumer's offsets: those of one topic."""
@@ -357,7 +355,7 @@ def decode_offset_reset(request: Request) -> OffsetReset:
         topic=required_name(fields, "topic"),
         group=required_name(fields, "group"),
         offsets=offsets,
-        timestamp_ms=optional_int(fields, "timestamp", 0, _INT64_MAX),
+        timestamp_ms=optional_int(fields, "timestamp", 0, INT64_MAX),
     )
 
 

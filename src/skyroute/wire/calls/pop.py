@@ -1,37 +1,21 @@
-"""POP requests and responses: messages with receipts, and acknowledgements."""
+"""POP requests and responses: pops, notifications, and looks at waiting pops and next messages."""
 
-import base64
-import binascii
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum, IntEnum
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
-from skyroute.message.reserved_topics import RETRY_PREFIX, pop_retry_topic
+from skyroute.wire.calls.pop_receipts import Receipt, RetryFlag, read_visibility
 from skyroute.wire.calls.pull import PIECE_BYTES_MIN
-from skyroute.wire.calls.topics import read_request
 from skyroute.wire.codes import RequestCode, ResponseCode
-from skyroute.wire.command import Int32, Int64, Request, Response
-from skyroute.wire.errors import BodyError, FieldError
+from skyroute.wire.command import Request, Response
+from skyroute.wire.errors import FieldError
 from skyroute.wire.fast_path import PreparedResponse
-from skyroute.wire.fields import is_name, optional_int, required_int, required_int32, required_name, truth
+from skyroute.wire.fields import INT64_MAX, optional_int, required_int, required_int32, required_name, truth
 
 POP_COUNT_MAX: Final = 32
 """Maximum number of messages in one response; a broker refuses a request for more."""
-
-ORDERED_REVIVE_QUEUE: Final = 999
-"""Stands for the revive queue in receipts of ordered messages, which have no check point."""
-
-ACK_BITS_MAX: Final = 1 << 20
-"""Largest distance of an acknowledged message from the first one of its batch."""
-
-ACKS_MAX: Final = 10_000
-"""Maximum number of acknowledged messages in one request."""
-
-RECEIPT_CHARS_MAX: Final = 1_024
-"""Maximum length of a receipt."""
 
 ANSWER_CHARS_MAX: Final = 65_536
 """Maximum length of each list of queues and offsets in the response to a pop."""
@@ -39,90 +23,7 @@ ANSWER_CHARS_MAX: Final = 65_536
 ATTEMPT_CHARS_MAX: Final = 1_024
 """Maximum length of an attempt id, which is kept for each ordered queue."""
 
-_INT64_MAX: Final = (1 << 63) - 1
-_RECEIPT_FIELDS: Final = 8
 _TRUE, _FALSE = "true", "false"
-
-
-class RetryFlag(IntEnum):
-    """The topic that a popped message is in: the topic itself, or a POP retry topic of version 1 or 2."""
-
-    NONE = 0
-    V1 = 1
-    V2 = 2
-
-
-def retry_flag(topic: str) -> RetryFlag:
-    """Return the flag of a topic, by its name."""
-    if not topic.startswith(RETRY_PREFIX):
-        return RetryFlag.NONE
-    return RetryFlag.V2 if "+" in topic else RetryFlag.V1
-
-
-def stored_topic(flag: RetryFlag, topic: str, group: str) -> str:
-    """Return the topic that has a message with this flag: the topic, or its retry topic for the group."""
-    return topic if flag is RetryFlag.NONE else pop_retry_topic(group, topic, version=int(flag))
-
-
-# ---------------------------------------------------------------------------------------------------------- receipts
-
-
-class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """The receipt of a popped message. RocketMQ: the property POP_CK, `extraInfo`, a receipt handle."""
-
-    start_offset: int
-    """Offset of the first message of the batch: with time and queue it identifies the check point."""
-    popped_at_ms: int
-    invisible_ms: int
-    revive_queue_id: int
-    retry: RetryFlag
-    broker_name: str
-    queue_id: int
-    offset: int
-    log_position: int | None = None
-    """Set by proxies."""
-
-    @property
-    def visible_at_ms(self) -> int:
-        """Time at which the message becomes visible again."""
-        return self.popped_at_ms + self.invisible_ms
-
-    @property
-    def is_ordered(self) -> bool:
-        return self.revive_queue_id == ORDERED_REVIVE_QUEUE
-
-
-def encode_receipt(receipt: Receipt) -> str:
-    """Encode a receipt."""
-    text = (
-        f"{receipt.start_offset} {receipt.popped_at_ms} {receipt.invisible_ms} {receipt.revive_queue_id} "
-        f"{int(receipt.retry)} {receipt.broker_name} {receipt.queue_id} {receipt.offset}"
-    )
-    return text if receipt.log_position is None else f"{text} {receipt.log_position}"
-
-
-def decode_receipt(text: str) -> Receipt:
-    """Decode a receipt.
-
-    Raises:
-        FieldError: it is malformed.
-    """
-    parts = text.split(" ") if len(text) <= RECEIPT_CHARS_MAX else ()
-    if len(parts) < _RECEIPT_FIELDS:
-        raise FieldError(f"receipt of {len(parts)} fields (expected at least {_RECEIPT_FIELDS}): {text[:80]!r}")
-    numbers = {str(at): part for at, part in enumerate(parts)}
-    try:
-        start, popped, invisible, offset = (required_int(numbers, at) for at in "0127")
-        revive, queue_id = required_int32(numbers, "3"), required_int32(numbers, "6")
-        retry = RetryFlag(required_int32(numbers, "4"))
-        position = required_int(numbers, "8") if len(parts) > _RECEIPT_FIELDS else None
-    except (FieldError, ValueError) as error:
-        raise FieldError(f"malformed receipt {text[:80]!r}: {error}") from None
-    if min(start, popped, invisible, offset, revive, queue_id) < 0 or popped + invisible > _INT64_MAX:
-        raise FieldError(f"malformed receipt {text[:80]!r}: a number is out of range")
-    if not is_name(parts[5]):
-        raise FieldError(f"malformed receipt {text[:80]!r}: the broker name is empty or has control characters")
-    return Receipt(start, popped, invisible, revive, retry, parts[5], queue_id, offset, position)
 
 
 # --------------------------------------------------------------------------------------------------------------- pop
@@ -191,7 +92,7 @@ def decode_pop(request: Request) -> PopQuestion:
         count_max=required_int32(fields, "maxMsgNums"),
         queue_id=max(-1, required_int32(fields, "queueId")),
         poll_ms=max(0, required_int(fields, "pollTime")),
-        born_at_ms=optional_int(fields, "bornTime", 0, _INT64_MAX),
+        born_at_ms=optional_int(fields, "bornTime", 0, INT64_MAX),
         init_mode=required_int32(fields, "initMode"),
         expression=fields.get("exp") or None,
         expression_type=fields.get("expType") or None,
@@ -305,7 +206,7 @@ def decode_pop_answer(response: Response) -> PopAnswer:
     fields = response.fields or {}
     if response.code != ResponseCode.SUCCESS:
         full = response.code == ResponseCode.POLLING_FULL
-        rest = optional_int(fields, "restNum", 0, _INT64_MAX)
+        rest = optional_int(fields, "restNum", 0, INT64_MAX)
         return PopAnswer(PopStatus.POLLING_FULL if full else PopStatus.NOT_FOUND, rest_count=rest)
     starts = {
         (flag, queue): _number("startOffsetInfo", start) for flag, queue, start in _triples(fields, "startOffsetInfo")
@@ -324,21 +225,12 @@ def decode_pop_answer(response: Response) -> PopAnswer:
         counts[flag, _number("orderCountInfo", queue), at] = _number("orderCountInfo", count)
     return PopAnswer(
         PopStatus.FOUND,
-        *_visibility(fields),
+        *read_visibility(fields),
         required_int(fields, "restNum"),
         tuple(batches),
         counts,
         response.body,
     )
-
-
-def _visibility(fields: Mapping[str, str]) -> tuple[int, int, int]:
-    """Return the pop time, the invisible time and the revive queue of a response."""
-    popped, invisible = required_int(fields, "popTime"), required_int(fields, "invisibleTime")
-    revive = required_int32(fields, "reviveQid")
-    if min(popped, invisible, revive) < 0 or popped + invisible > _INT64_MAX:
-        raise FieldError(f"popTime={popped} invisibleTime={invisible} reviveQid={revive}: out of range")
-    return popped, invisible, revive
 
 
 def _triples(fields: Mapping[str, str], name: str) -> Iterable[tuple[RetryFlag, str, str]]:
@@ -357,212 +249,6 @@ def _number(name: str, text: str) -> int:
     if number < 0:
         raise FieldError(f"{name} is {number}: expected a number from 0 up")
     return number
-
-
-# -------------------------------------------------------------------------------------------------------------- acks
-
-
-class Ack(msgspec.Struct, frozen=True, gc=False):
-    """The acknowledgement of one message."""
-
-    group: str
-    topic: str
-    """The topic that has the message: for retries the retry topic (`stored_topic`)."""
-    receipt: Receipt
-    queue_id: int
-    offset: int
-
-
-def encode_ack(ack: Ack) -> Request:
-    """Encode an acknowledgement."""
-    return Request(RequestCode.ACK_MESSAGE, _ack_fields(ack))
-
-
-def _ack_fields(ack: Ack) -> dict[str, str]:
-    return {
-        "consumerGroup": ack.group,
-        "topic": ack.topic,
-        "queueId": str(ack.queue_id),
-        "offset": str(ack.offset),
-        "extraInfo": encode_receipt(ack.receipt),
-    }
-
-
-def decode_ack(request: Request) -> Ack:
-    """Decode an acknowledgement.
-
-    Raises:
-        FieldError: a field or the receipt is missing or malformed.
-    """
-    fields = request.fields
-    return Ack(
-        required_name(fields, "consumerGroup"),
-        required_name(fields, "topic"),
-        decode_receipt(fields.get("extraInfo", "")),
-        required_int32(fields, "queueId"),
-        required_int(fields, "offset"),
-    )
-
-
-class BatchAck(msgspec.Struct, frozen=True, gc=False):
-    """Acknowledgements of messages of one queue that were popped together."""
-
-    group: str
-    topic: str
-    """The topic that was subscribed to; see `retry`."""
-    retry: RetryFlag
-    queue_id: int
-    revive_queue_id: int
-    start_offset: int
-    popped_at_ms: int
-    invisible_ms: int
-    offsets: tuple[int, ...]
-    """Ascending."""
-
-    @property
-    def stored_topic(self) -> str:
-        """The topic that has the messages."""
-        return stored_topic(self.retry, self.topic, self.group)
-
-
-class _BatchAckBody(msgspec.Struct):
-    """An entry as it is sent."""
-
-    c: str
-    t: str
-    r: str = "0"
-    so: Int64 = 0
-    q: Int32 = 0
-    rq: Int32 = 0
-    pt: Int64 = 0
-    it: Int64 = 0
-    b: str = ""
-
-
-class _BatchAcksBody(msgspec.Struct, rename="camel"):
-    acks: Annotated[list[_BatchAckBody], msgspec.Meta(max_length=ACKS_MAX)] | None = None
-    broker_name: str | None = None
-
-
-def encode_batch_ack(broker_name: str, acks: Iterable[BatchAck]) -> Request:
-    """Encode acknowledgements."""
-    entries = [
-        _BatchAckBody(
-            ack.group,
-            ack.topic,
-            str(int(ack.retry)),
-            ack.start_offset,
-            ack.queue_id,
-            ack.revive_queue_id,
-            ack.popped_at_ms,
-            ack.invisible_ms,
-            _encode_bits(ack.offsets, ack.start_offset),
-        )
-        for ack in acks
-    ]
-    return Request(RequestCode.BATCH_ACK_MESSAGE, body=msgspec.json.encode(_BatchAcksBody(entries, broker_name)))
-
-
-def decode_batch_ack(request: Request) -> Iterator[BatchAck]:
-    """Decode acknowledgements one by one: all of a long request take too long for one turn of a server.
-
-    Raises:
-        BodyError: the body is malformed, or acknowledges too many messages. It may be raised at any entry.
-    """
-    body = read_request(request.body, _BatchAcksBody, "acknowledgements")
-    room = ACKS_MAX
-    for entry in body.acks or ():
-        if not is_name(entry.c) or not is_name(entry.t) or entry.r not in ("0", "1", "2"):
-            raise BodyError(f"not an acknowledgement: c={entry.c[:80]!r} t={entry.t[:80]!r} r={entry.r[:80]!r}")
-        if min(entry.so, entry.pt, entry.it, entry.q, entry.rq) < 0 or max(entry.so, entry.pt + entry.it) >= 1 << 62:
-            raise BodyError(f"a number of an acknowledgement is out of range: t={entry.t[:80]!r}")
-        offsets = _decode_bits(entry.b, entry.so, room)
-        room -= len(offsets)
-        yield BatchAck(
-            entry.c, entry.t, RetryFlag(int(entry.r)), entry.q, entry.rq, entry.so, entry.pt, entry.it, offsets
-        )
-
-
-def _encode_bits(offsets: Iterable[int], start: int) -> str:
-    bits = 0
-    for offset in offsets:
-        bits |= 1 << (offset - start)
-    return base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
-
-
-_SET_BYTES: Final = re.compile(rb"[^\0]").finditer
-_SET_BITS: Final = [tuple(bit for bit in range(8) if byte & 1 << bit) for byte in range(256)]
-
-
-def _decode_bits(text: str, start: int, count_max: int) -> tuple[int, ...]:
-    try:
-        raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise BodyError(f"the bit set of an acknowledgement is not Base64: {text[:80]!r}") from None
-    if len(raw) * 8 > ACK_BITS_MAX:
-        raise BodyError(f"the bit set of an acknowledgement has {len(raw) * 8} bits (expected at most {ACK_BITS_MAX})")
-    bits = int.from_bytes(raw, "little")
-    if (count := bits.bit_count()) > count_max:
-        raise BodyError(f"{count} more acknowledgements in a request (expected at most {ACKS_MAX} together)")
-    if not bits & (bits + 1):  # the usual case: no gaps
-        return tuple(range(start, start + count))
-    return tuple(start + found.start() * 8 + bit for found in _SET_BYTES(raw) for bit in _SET_BITS[raw[found.start()]])
-
-
-# ----------------------------------------------------------------------------------------------------- invisible time
-
-
-class InvisibleTimeChange(msgspec.Struct, frozen=True, gc=False):
-    """A request to make a popped message visible at another time: later, or soon (a negative acknowledgement)."""
-
-    ack: Ack
-    """Message and receipt; the receipt is no longer valid afterwards."""
-    invisible_ms: int
-    suspend: bool = False
-    """The attempt does not count."""
-
-
-def encode_change(change: InvisibleTimeChange) -> Request:
-    """Encode a change of the invisible time."""
-    fields = {**_ack_fields(change.ack), "invisibleTime": str(change.invisible_ms)}
-    if change.suspend:
-        fields["suspend"] = _TRUE
-    return Request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, fields)
-
-
-def decode_change(request: Request) -> InvisibleTimeChange:
-    """Decode a change of the invisible time.
-
-    Raises:
-        FieldError: a field or the receipt is missing or malformed.
-    """
-    fields = request.fields
-    return InvisibleTimeChange(decode_ack(request), required_int(fields, "invisibleTime"), truth(fields, "suspend"))
-
-
-def encode_changed(popped_at_ms: int, invisible_ms: int, revive_queue_id: int) -> Response:
-    """Encode the response to a change: the new parts of the receipt."""
-    return Response(
-        fields={"popTime": str(popped_at_ms), "invisibleTime": str(invisible_ms), "reviveQid": str(revive_queue_id)}
-    )
-
-
-def decode_changed(response: Response, change: InvisibleTimeChange) -> Receipt:
-    """Return the new receipt of a message.
-
-    Raises:
-        FieldError: a field is missing or malformed.
-    """
-    fields, old = response.fields or {}, change.ack.receipt
-    return Receipt(
-        change.ack.offset,
-        *_visibility(fields),
-        old.retry,
-        old.broker_name,
-        old.queue_id,
-        old.offset,
-        old.log_position,
-    )
 
 
 # ------------------------------------------------------------------------------------- notification, polling and peek
@@ -612,7 +298,7 @@ def decode_notification(request: Request) -> Notification:
         required_name(fields, "topic"),
         max(-1, required_int32(fields, "queueId")),
         max(0, required_int(fields, "pollTime")),
-        optional_int(fields, "bornTime", 0, _INT64_MAX),
+        optional_int(fields, "bornTime", 0, INT64_MAX),
         truth(fields, "order"),
         _attempt_id(fields),
         fields.get("exp") or None,

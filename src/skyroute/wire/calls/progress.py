@@ -10,10 +10,9 @@ from skyroute.wire.calls.topics import write_struct
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int64, Request
 from skyroute.wire.errors import FieldError
-from skyroute.wire.fields import optional_int, optional_name, required_int, required_name, truth
+from skyroute.wire.fields import INT64_MAX, optional_int, optional_name, required_int, required_name, truth
 from skyroute.wire.queue_maps import QueueKeys, separated, write_legacy
 
-_INT64_MAX: Final = (1 << 63) - 1
 TOPICS_ASKED_MAX: Final = 10_000
 """Maximum number of topics in one request."""
 
@@ -187,7 +186,7 @@ def decode_reset_order(request: Request) -> ResetOrder:
     """
     fields = request.fields
     queue_id = optional_int(fields, "queueId", -1)
-    offset = optional_int(fields, "offset", -1, _INT64_MAX)
+    offset = optional_int(fields, "offset", -1, INT64_MAX)
     return ResetOrder(
         topic=required_name(fields, "topic"),
         group=required_name(fields, "group"),

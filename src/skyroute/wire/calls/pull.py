@@ -9,7 +9,7 @@ import msgspec
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.fast_path import PreparedResponse
-from skyroute.wire.fields import is_name, optional_int, required_int, required_name
+from skyroute.wire.fields import INT64_MAX, is_name, optional_int, required_int, required_name
 
 PULL_BYTES_MAX: Final = 256 * 1024
 """Default maximum size of a response, as in Java's consumers."""
@@ -22,7 +22,6 @@ _SUSPEND: Final = 2
 _SUBSCRIPTION: Final = 4
 _LITE: Final = 16
 _INT32_MAX: Final = (1 << 31) - 1
-_INT64_MAX: Final = (1 << 63) - 1
 
 
 class PullQuestion(msgspec.Struct, frozen=True, gc=False):
@@ -137,7 +136,7 @@ def _read_one_by_one(fields: Mapping[str, str]) -> _PullFields:
         required_int(fields, "commitOffset") if flag & _COMMIT_OFFSET else 0,
         required_int(fields, "suspendTimeoutMillis") if flag & _SUSPEND else 0,
         fields.get("subscription", ""),
-        optional_int(fields, "subVersion", 0, _INT64_MAX),
+        optional_int(fields, "subVersion", 0, INT64_MAX),
         fields.get("expressionType", ""),
         optional_int(fields, "maxMsgBytes", _INT32_MAX),
         fields.get("bname"),
@@ -185,8 +184,8 @@ def decode_pull_answer(response: Response) -> PullAnswer:
         required_int(fields, "nextBeginOffset"),
         required_int(fields, "minOffset"),
         required_int(fields, "maxOffset"),
-        optional_int(fields, "suggestWhichBrokerId", 0, _INT64_MAX),
-        optional_int(fields, "offsetDelta", 0, _INT64_MAX),
+        optional_int(fields, "suggestWhichBrokerId", 0, INT64_MAX),
+        optional_int(fields, "offsetDelta", 0, INT64_MAX),
         response.body,
     )
 

@@ -19,12 +19,11 @@ from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.data_version import Version, version_members
 from skyroute.wire.fastjson import Dialect
-from skyroute.wire.fields import optional_int, optional_name, required_int, required_name, truth
+from skyroute.wire.fields import INT64_MAX, optional_int, optional_name, required_int, required_name, truth
 
 TOPICS_A_PART: Final = 1_000
 """Topics that are encoded at a time."""
 _INT32: Final = Struct(">i")
-_INT64_MAX: Final = (1 << 63) - 1
 _PLAIN_FORM: Final = (
     b'{"filterServerList":%b,"topicConfigSerializeWrapper":{"dataVersion":%b,"mappingDataVersion":%b,'
     b'"topicConfigTable":%b,"topicQueueMappingDetailMap":{},"topicQueueMappingInfoMap":%b}}'
@@ -40,7 +39,7 @@ def decode_registration(request: Request) -> Registration:
         FieldError: a field is missing or malformed.
     """
     fields = request.fields
-    heartbeat_ms = optional_int(fields, "heartbeatTimeoutMillis", 0, _INT64_MAX)
+    heartbeat_ms = optional_int(fields, "heartbeatTimeoutMillis", 0, INT64_MAX)
     acting = fields.get("enableActingMaster")
     return Registration(
         cluster=required_name(fields, "clusterName"),
