@@ -10,8 +10,8 @@ from typing import Any, Final
 from unittest import mock
 
 from skyroute import SimpleConsumer, SkyrouteError, StoredMessage
+from skyroute.broker.pop.acknowledging import Acknowledgements
 from skyroute.broker.pop.in_flight import InFlight
-from skyroute.broker.pop.popping import Popping
 from tests.simulation.planted import PlantedBug
 from tests.simulation.scenario import ORDERS, Application, Plan, Scenario
 
@@ -123,13 +123,13 @@ def _commit_beyond_messages_in_memory() -> AbstractContextManager[Any]:
 
 
 def _forget_acknowledgements() -> AbstractContextManager[Any]:
-    ack_many, calls = Popping.ack_many, count(1)
+    ack_many, calls = Acknowledgements.ack_many, count(1)
 
-    def forget_some(self: Popping, *arguments: Any) -> None:
+    def forget_some(self: Acknowledgements, *arguments: Any) -> None:
         if next(calls) % 10:
             ack_many(self, *arguments)
 
-    return mock.patch.object(Popping, "ack_many", forget_some)
+    return mock.patch.object(Acknowledgements, "ack_many", forget_some)
 
 
 PLANTED: Final = (

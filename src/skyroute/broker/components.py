@@ -27,6 +27,7 @@ from skyroute.broker.handlers.access_checks import RequireTopic, SharedRetryTopi
 from skyroute.broker.handlers.offsets import bytes_in_memory
 from skyroute.broker.housekeeping import TABLES_S, Retention, every, save_all
 from skyroute.broker.identity import Identity
+from skyroute.broker.pop.acknowledging import Acknowledgements
 from skyroute.broker.pop.in_flight import InFlight
 from skyroute.broker.pop.long_polling import PopLongPolling
 from skyroute.broker.pop.ordered_queues import OrderedQueues
@@ -34,6 +35,7 @@ from skyroute.broker.pop.popping import Popping
 from skyroute.broker.pop.revival import Revival
 from skyroute.broker.pop.revive_log import ReviveLog
 from skyroute.broker.pop.taken_log import TakenLog
+from skyroute.broker.pop.taken_messages import TakenMessages
 from skyroute.broker.replication.acknowledgement import Acknowledgement
 from skyroute.broker.replication.master import HaMaster
 from skyroute.broker.replication.metadata_sync import MetadataSync
@@ -225,6 +227,16 @@ class Components:
         self.revive_log = ReviveLog(
             *(self.store, self.appender, self.timers, self.offsets, self.in_flight, self.taken_log, self.identity)
         )
+        self.acknowledgements = Acknowledgements(
+            offsets=self.offsets,
+            in_flight=self.in_flight,
+            revive_log=self.revive_log,
+            taken_log=self.taken_log,
+            ordered=self.ordered_queues,
+            now_ms=now_ms,
+            wake_revival=alarm.set,
+        )
+        self.taken_messages = TakenMessages(self.taken_log, self.store, self.offsets, self.in_flight)
         self.popping = Popping(
             self.store,
             topics=self.topics,
@@ -232,21 +244,21 @@ class Components:
             offsets=self.offsets,
             in_flight=self.in_flight,
             revive_log=self.revive_log,
-            taken_log=self.taken_log,
+            taken=self.taken_messages,
+            acknowledgements=self.acknowledgements,
             ordered=self.ordered_queues,
             stats=self.stats,
-            config=self.config,
             identity=self.identity,
             now_ms=now_ms,
             young_bytes=bytes_in_memory(),
             wake_revival=alarm.set,
         )
-        self.offsets.on_reset = self.popping.forget_taken
+        self.offsets.on_reset = self.taken_messages.forget
         self.notifications.on_change = self._share_queues
         self.revival = Revival(
             self.store,
             self.appender,
-            self.popping,
+            self.acknowledgements,
             topics=self.topics,
             groups=self.groups,
             offsets=self.offsets,
@@ -362,7 +374,7 @@ class Components:
         if recovered is not None and not recovered.was_clean:
             log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
         if self._writes and self.roles is None:
-            self.popping.load_taken(self._offsets_file)
+            self.taken_messages.load(self._offsets_file)
         else:  # another broker of the group may have been master since
             self.taken_log.close(remove=True)
         if self._writes:
@@ -373,7 +385,7 @@ class Components:
         """Read the progress of what only masters do."""
         for work in (self.delays, self.timers, self.transactions):
             work.load()
-        for _ in self.popping.log_taken():
+        for _ in self.taken_messages.log_all():
             pass
 
     def _master_tasks(self) -> Iterator[Coroutine[Any, Any, None]]:
@@ -410,7 +422,7 @@ class Components:
         """Write the consumer offsets to the disk, and start the log of what is taken after that."""
         is_logged = self._writes and self.taken_log.has_entries
         if is_logged:
-            for _ in self.popping.log_taken():
+            for _ in self.taken_messages.log_all():
                 await asyncio.sleep(0)
         await self.offsets.table_file.save()
         if is_logged:

@@ -308,7 +308,8 @@ class BrokerMetrics:
             yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
 
     def _pop(self, components: Components) -> Iterator[Metric]:
-        popping, revival, revive_log = components.popping, components.revival, components.revive_log
+        popping, acks = components.popping, components.acknowledgements
+        revival, revive_log = components.revival, components.revive_log
         yield self._gauge(
             "skyroute_broker_pop_in_flight_messages",
             "Popped messages that are not acknowledged",
@@ -320,14 +321,14 @@ class BrokerMetrics:
         )
         for name, text, number in (
             ("popped_messages", "Messages popped", popping.popped),
-            ("acked_messages", "Messages acknowledged", popping.acked),
-            ("late_acks", "Acknowledgements without effect", popping.late_acks),
-            ("changed_messages", "Changes of an invisible time", popping.changed),
+            ("acked_messages", "Messages acknowledged", acks.acked),
+            ("late_acks", "Acknowledgements without effect", acks.late_acks),
+            ("changed_messages", "Changes of an invisible time", acks.changed),
             ("revived_messages", "Messages redelivered", revival.revived),
             ("dropped_messages", "Messages not redelivered", revival.dropped),
             ("check_points", "Check points written", revive_log.check_points_written),
             ("acks_written", "Acknowledgements written", revive_log.acks_written),
-            ("ack_seconds", "Time from pop to acknowledgement", popping.ack_latency_ms * _MS),
+            ("ack_seconds", "Time from pop to acknowledgement", acks.ack_latency_ms * _MS),
         ):
             yield self._counter(f"skyroute_broker_pop_{name}", text, (), [(NO_LABELS, number)])
 

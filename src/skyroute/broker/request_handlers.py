@@ -203,7 +203,8 @@ def _for_consumers(components: Components) -> dict[int, Handler]:
         require=components.require,
     )
     pop = PopHandlers(
-        *(components.popping, components.pop_polling, components.store, components.topics, components.groups),
+        *(components.popping, components.acknowledgements, components.pop_polling),
+        *(components.store, components.topics, components.groups),
         *(components.config, components.identity, components.clock),
         make_recheck=None if components.enforcer is None else components.enforcer.recheck,
         shared_retries=components.shared_retries,

@@ -451,7 +451,7 @@ async def test_a_member_of_a_group_acknowledges_retried_messages(guarded: Cluste
     parts[0], parts[1], parts[2] = parts[7], times["popTime"], times["invisibleTime"]
     acked = await line.call(BOB.sign(Request(200051, again.fields(extraInfo=" ".join(parts)))))
     assert acked.code == 0, acked
-    assert components.popping.acked == 1
+    assert components.acknowledgements.acked == 1
     back = {"offset": str(again.message.log_position), "group": "g", "delayLevel": "0", "originTopic": "orders"}
     sent_back = await line.call(BOB.sign(Request(36, back)))
     assert sent_back.code == 0, sent_back

@@ -9,8 +9,10 @@ from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import TAG, Filter, subscription_filter
 from skyroute.broker.handlers.access_checks import HideOthers, MakeRecheck, Recheck, SharedRetryTopics, kept_chars
 from skyroute.broker.identity import Identity
+from skyroute.broker.pop.acknowledging import Acknowledgements
 from skyroute.broker.pop.long_polling import PopKey, PopLongPolling, SuspendedPop
-from skyroute.broker.pop.popping import Popped, Popping
+from skyroute.broker.pop.popped_messages import Popped
+from skyroute.broker.pop.popping import Popping
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.topics import Topics
@@ -100,6 +102,7 @@ class PopHandlers:
     """Handles POP requests."""
 
     popping: Popping
+    acknowledgements: Acknowledgements
     long_polling: PopLongPolling
     store: MessageStore
     topics: Topics
@@ -248,7 +251,7 @@ class PopHandlers:
         ack = decode_ack(request)
         self._check_receipt(ack)
         try:
-            self.popping.ack(ack)
+            self.acknowledgements.ack(ack)
         except StorageError as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the acknowledgement cannot be stored: {error}") from error
         return Response()
@@ -308,7 +311,7 @@ class PopHandlers:
         if not offsets:
             return
         try:
-            self.popping.ack_many(
+            self.acknowledgements.ack_many(
                 *(ack.group, topic, queue_id, ack.start_offset, ack.popped_at_ms),
                 *(ack.invisible_ms, ack.revive_queue_id, offsets),
             )
@@ -321,7 +324,7 @@ class PopHandlers:
         self._check_receipt(change.ack)
         self._check_invisible(change.invisible_ms)
         try:
-            return encode_changed(*self.popping.change(change))
+            return encode_changed(*self.acknowledgements.change(change))
         except StorageError as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the change cannot be stored: {error}") from error
 

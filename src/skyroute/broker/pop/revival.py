@@ -7,9 +7,9 @@ from typing import Final
 
 from skyroute.broker.appender import Appender
 from skyroute.broker.identity import Identity
+from skyroute.broker.pop.acknowledging import Acknowledgements
 from skyroute.broker.pop.in_flight import Batch, BatchKey, InFlight
 from skyroute.broker.pop.ordered_queues import OrderedQueues
-from skyroute.broker.pop.popping import Popping
 from skyroute.broker.pop.revive_log import ReviveLog
 from skyroute.broker.scheduling.scheduled_delivery import Alarm, as_draft, replace_properties
 from skyroute.broker.store.draft import Draft
@@ -48,7 +48,7 @@ class Revival:
         self,
         store: MessageStore,
         appender: Appender,
-        popping: Popping,
+        acknowledgements: Acknowledgements,
         *,
         topics: Topics,
         groups: Groups,
@@ -63,7 +63,7 @@ class Revival:
     ) -> None:
         self._store = store
         self._appender = appender
-        self._popping = popping
+        self._acknowledgements = acknowledgements
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
@@ -127,7 +127,7 @@ class Revival:
             log.warning("check point not written batch=%r reason=%s", batch, error)
             self._in_flight.delay_write(batch, now_ms)
         else:
-            self._popping.commit(*batch.key[:3])
+            self._acknowledgements.commit(*batch.key[:3])
 
     def _revive(self, batch: Batch, now_ms: int) -> None:
         key = batch.key
@@ -146,7 +146,7 @@ class Revival:
                 log.warning("redelivery paused s=%d batch=%r reason=%s", pause_s, batch, error)
                 self._in_flight.postpone(batch, now_ms + pause_s * 1000)
         if not batch.is_written:
-            self._popping.commit(*key[:3])
+            self._acknowledgements.commit(*key[:3])
 
     def _revive_message(self, batch: Batch, offset: int) -> None:
         key = batch.key
