@@ -174,6 +174,18 @@ def time_option(name: str, help_text: str) -> Callable[[F], F]:
     )
 
 
+def duration_option(name: str, help_text: str, default: str | None = None) -> Callable[[F], F]:
+    """An option that takes a duration and passes seconds."""
+    return click.option(
+        *(name, f"{name.strip('-').replace('-', '_')}_s"),
+        type=duration,
+        default=default,
+        show_default=default is not None,
+        metavar="DURATION",
+        help=help_text,
+    )
+
+
 def as_datetime(moment_ms: int | None) -> datetime:
     """Return a given time, or now."""
     return datetime.now(UTC) if moment_ms is None else datetime.fromtimestamp(moment_ms / 1000, UTC)
