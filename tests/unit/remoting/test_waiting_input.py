@@ -1,7 +1,13 @@
 """Frames and bytes of a connection that wait."""
 
+import select
+import socket
+
+import pytest
+
 from skyroute.remoting.limits import ByteBudget
 from skyroute.remoting.waiting_input import BACKLOG_FRAMES, FRAME_OVERHEAD_BYTES, WaitingInput
+from tests.unit.remoting.transport import MemoryTransport
 
 
 def test_frames_are_taken_in_order_and_in_bounded_numbers() -> None:
@@ -32,3 +38,17 @@ def test_frames_are_counted_with_their_overhead_and_bytes_without() -> None:
     assert (waiting.take_unread(), waiting.held_bytes) == (b"rest", 5 + 2 * FRAME_OVERHEAD_BYTES)
     waiting.clear()
     assert (waiting.is_empty, waiting.held_bytes) == (True, 0)
+
+
+@pytest.mark.skipif(not hasattr(select, "POLLRDHUP"), reason="only Linux reports a closed peer behind unread bytes")
+def test_a_peer_that_hangs_up_is_found_behind_unread_bytes_while_reading_is_paused() -> None:
+    ours, peer = socket.socketpair()
+    waiting, transport = WaitingInput(ByteBudget(1)), MemoryTransport(sock=ours)
+    with ours, peer:
+        peer.sendall(b"unread")
+        waiting.pause(transport)
+        assert not waiting.has_hung_up(transport)
+        peer.close()
+        assert waiting.has_hung_up(transport)
+        waiting.resume(transport)
+        assert not waiting.has_hung_up(transport), "asyncio reports it"

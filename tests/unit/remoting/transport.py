@@ -1,6 +1,7 @@
 """A transport in memory: what a connection does to its socket, without one."""
 
 import asyncio
+import socket
 from typing import Any
 
 from skyroute.wire.command import Request
@@ -11,8 +12,10 @@ from skyroute.wire.header import decode_command
 class MemoryTransport(asyncio.Transport):
     """Keeps what is written; `is_full` makes it report unsent bytes."""
 
-    def __init__(self, peername: tuple[str, int] | None = ("10.0.0.1", 5000)) -> None:
-        super().__init__({"peername": peername})
+    def __init__(
+        self, peername: tuple[str, int] | None = ("10.0.0.1", 5000), sock: socket.socket | None = None
+    ) -> None:
+        super().__init__({"peername": peername, "socket": sock})
         self.written = b""
         self.writes = 0
         self.is_reading_paused = False
