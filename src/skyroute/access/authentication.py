@@ -83,8 +83,7 @@ def access_key_of(request: Request) -> str:
 
 def _has_signed(user: User, request: Request) -> bool:
     if isinstance(request, SignedSendRequest):
-        sending = request.fields
-        if user.password.has_signed(sending.signature, sending.signed_text(), request.body):
+        if user.password.has_signed(request.fields.signature, request.signed_text, request.body):
             return True
         request = request.decode_again()  # a client may write numbers in another way, or leave fields out
     return user.password.has_signed(request.fields.get(SIGNATURE, ""), received_text(request), request.body)

@@ -148,6 +148,17 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
         return Response(ResponseCode.NO_PERMISSION, self.text)
 
 
+class _KnownSend:
+    """An allowed send of a user that had to sign, and how often one like it was allowed again."""
+
+    __slots__ = ("count", "has_signed", "verdict")
+
+    def __init__(self, has_signed: _HasSigned, verdict: Verdict) -> None:
+        self.has_signed = has_signed
+        self.verdict = verdict
+        self.count = 0
+
+
 class Gate:
     """Checks the requests of one server. It remembers decisions until its rules are replaced."""
 
@@ -158,22 +169,34 @@ class Gate:
         self._decisions: dict[tuple[str, Need, str], Decision | None] = {}
         self._verdicts: dict[tuple[str | int | None, ...], Verdict] = {}
         """Verdicts by user, code, source, and the fields on which the needs depend."""
-        self._sends: dict[tuple[str, int, str, str], tuple[_HasSigned, Verdict]] = {}
+        self._sends: dict[tuple[str, int, str, str], _KnownSend] = {}
         """Allowed sends of users that had to sign, by user, code, source and topic."""
-        self.counts: Counter[Reason] = Counter()
-        """Number of decisions by reason."""
+        self._counts: Counter[Reason] = Counter()
+        """Number of decisions by reason, but for those that `_sends` has counted."""
 
     @property
     def rules(self) -> Rules:
         """The users and policies in force."""
         return self._rules
 
+    @property
+    def counts(self) -> Counter[Reason]:
+        """Number of decisions by reason."""
+        counts = self._counts.copy()
+        for known in self._sends.values():
+            counts[known.verdict.reason] += known.count
+        return counts
+
+    def count(self, reason: Reason) -> None:
+        """Count one more decision."""
+        self._counts[reason] += 1
+
     def use(self, rules: Rules) -> None:
         """Replace the rules. The caller must also drop cached responses, which may be forbidden now."""
         self._rules = rules
         self._decisions.clear()
         self._verdicts.clear()
-        self._sends.clear()
+        self._forget_sends()
 
     def check(self, request: Request, source: str, certificate_names: Sequence[str] = ()) -> Verdict:
         """Decide about a request.
@@ -184,7 +207,7 @@ class Gate:
             certificate_names: Subject and alternative names of the checked client certificate, if there is one.
         """
         verdict = self._check(request, source, certificate_names)
-        self.counts[verdict.reason] += 1
+        self._counts[verdict.reason] += 1
         return verdict
 
     def check_again(self, request: SignedSendRequest, source: str) -> Verdict | None:
@@ -193,11 +216,10 @@ class Gate:
         known = self._sends.get((sending.access_key, request.code, source, sending.topic))
         if known is None:
             return None
-        has_signed, verdict = known
-        if not has_signed(sending.signature, sending.signed_text(), request.body):
+        if not known.has_signed(sending.signature, request.signed_text, request.body):
             return None
-        self.counts[verdict.reason] += 1
-        return verdict
+        known.count += 1
+        return known.verdict
 
     def _check(self, request: Request, source: str, certificate_names: Sequence[str]) -> Verdict:
         settings, row = self.settings, self._table.get(request.code)
@@ -222,8 +244,13 @@ class Gate:
         topic = request.fields.topic
         if len(topic) <= REMEMBERED_CHARS_MAX:
             if len(self._sends) >= DECISIONS_MAX:
-                self._sends.clear()
-            self._sends[user.name, request.code, source, topic] = user.password.has_signed, verdict
+                self._forget_sends()
+            known = _KnownSend(user.password.has_signed, verdict)
+            self._sends.setdefault((user.name, request.code, source, topic), known)
+
+    def _forget_sends(self) -> None:
+        self._counts = self.counts
+        self._sends.clear()
 
     def _authorize(self, request: Request, source: str, found: Authenticated, row: Row | None, door: Door) -> Verdict:
         user = found.user

@@ -202,7 +202,7 @@ class Enforcer:
 
     def _refuse(self, reason: Reason, text: str) -> Response:
         if self.gate is not None:
-            self.gate.counts[reason] += 1
+            self.gate.count(reason)
         return Response(ResponseCode.SYSTEM_BUSY, f"[FLOW CONTROL] {text}")
 
     def _has_connection(self, name: str, peer: Peer) -> bool:
@@ -248,7 +248,7 @@ class Enforcer:
             return
         refusal = gate.refusal(verdict.user, need, peer.source)
         if refusal is not None:
-            gate.counts[refusal.reason] += 1
+            gate.count(refusal.reason)
             raise RefusedError(ResponseCode.NO_PERMISSION, refusal.text)
 
     def reader(self, peer: Peer) -> Callable[[str, str], bool] | None:
@@ -290,7 +290,7 @@ class Enforcer:
         if gate is None:
             return True
         is_allowed = gate.settings.broker_sources.contains(source) or gate.rules.trusted_sources.contains(source)
-        gate.counts[Reason.BROKER_SOURCE if is_allowed else Reason.NO_USER] += 1
+        gate.count(Reason.BROKER_SOURCE if is_allowed else Reason.NO_USER)
         return is_allowed
 
     def recheck(self, request: Request, peer: Peer) -> Recheck | None:

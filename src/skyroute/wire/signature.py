@@ -4,6 +4,7 @@ import hmac
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha1
+from hmac import compare_digest
 from operator import itemgetter
 from typing import Final
 
@@ -96,10 +97,9 @@ class SigningKey:
         inner, outer = self._inner.copy(), self._outer.copy()
         try:
             inner.update(text.encode())
+            given = signature.encode()
         except UnicodeEncodeError:
             return False
         inner.update(body)
         outer.update(inner.digest())
-        return signature.isascii() and hmac.compare_digest(
-            signature, b2a_base64(outer.digest(), newline=False).decode()
-        )
+        return compare_digest(given, b2a_base64(outer.digest(), newline=False))

@@ -1,4 +1,6 @@
+from base64 import b64encode
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -254,6 +256,129 @@ def test_a_send_of_a_trusted_address_or_a_certificate_is_not_known_by_its_bytes(
     assert gate.check(wrong, "10.0.0.1").reason is Reason.TRUSTED_SOURCE
     assert gate.check_again(wrong, "10.0.0.1") is None
     assert reason(gate, wrong, "10.0.0.2") is Reason.BAD_SIGNATURE
+
+
+def frame_of(fields: dict[str, str], *, before: str = "", after: str = "") -> bytes:
+    """Return a header whose fields are in this order, with other members around them."""
+    return f'{{"code":310,{before}"extFields":{msgspec.json.encode(fields).decode()}{after}}}'.encode()
+
+
+def decided(gate: Gate, header: bytes, body: bytes = b"body", source: str = "10.0.0.1") -> list[Reason]:
+    """Return the decisions about a header that is decoded directly, if it can be, and in the ordinary way."""
+    found = []
+    for request in (read_signed_send_header(header), decode_request_header(0, header)):
+        if request is not None:
+            request.body = body
+            found.append(reason(gate, request, source))
+    return found
+
+
+def knowing() -> tuple[Gate, dict[str, str]]:
+    """Return a gate that knows a send of alice to topic t, and the signed fields of the send."""
+    gate = Gate(CLOSED, rules(entry("Topic:t", "Pub")))
+    fields = signed(310, SEND, b"body").fields
+    assert decided(gate, frame_of(fields)) == [Reason.POLICY] * 2
+    assert gate.check_again(direct(SEND), "10.0.0.1") is not None
+    return gate, fields
+
+
+@pytest.mark.parametrize("name", sorted(SEND))
+def test_no_field_of_a_known_send_can_be_altered(name: str) -> None:
+    gate, fields = knowing()
+    others = {"k": "true", "m": "true"} | dict.fromkeys("degj", "7") | dict.fromkeys("fh", "1")
+    altered = fields | {name: others.get(name, f"{fields[name]}x")}
+    assert set(decided(gate, frame_of(altered))) <= {Reason.BAD_SIGNATURE}
+    assert decided(gate, frame_of(altered)), "decided at least once"
+
+
+def test_a_field_cannot_be_added_to_a_known_send() -> None:
+    gate, fields = knowing()
+    for name, value in (("l", "16"), ("SecurityToken", "token"), ("other", "field")):
+        assert set(decided(gate, frame_of(fields | {name: value}))) == {Reason.BAD_SIGNATURE}
+
+
+def test_the_body_and_the_signature_of_a_known_send_cannot_be_altered() -> None:
+    gate, fields = knowing()
+    for body in (b"", b"Body", b"body ", b"another"):
+        assert decided(gate, frame_of(fields), body) == [Reason.BAD_SIGNATURE] * 2
+    right = fields["Signature"]
+    for wrong in ("", right[:-1], f"{right}=", f"{right}\n", right.swapcase(), "\u00e9" * 28, "x" * 28):
+        assert decided(gate, frame_of(fields | {"Signature": wrong})) == [Reason.BAD_SIGNATURE] * 2
+    del fields["Signature"]
+    assert decided(gate, frame_of(fields)) == [Reason.BAD_SIGNATURE] * 2
+
+
+def test_fields_of_a_known_send_may_come_in_any_order() -> None:
+    gate, fields = knowing()
+    assert decided(gate, frame_of(dict(reversed(fields.items())))) == [Reason.POLICY] * 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("b", "other"), ("i", "forged"), ("AccessKey", "bob"), ("Signature", "x")])
+def test_of_two_fields_of_one_name_the_one_that_is_used_must_be_signed(name: str, value: str) -> None:
+    gate, fields = knowing()
+    text = msgspec.json.encode(fields).decode()
+    used_last = f'{{"{name}":"{value}",{text[1:]}'
+    forged_last = f'{text[:-1]},"{name}":"{value}"}}'
+    for members, is_right in ((used_last, True), (forged_last, False)):
+        header = f'{{"code":310,"extFields":{members}}}'.encode()
+        request = read_signed_send_header(header)
+        assert request is not None
+        expected = fields if is_right else fields | {name: value}
+        assert (request.fields.topic, request.fields.properties) == (expected["b"], expected["i"])
+        assert all((found is Reason.POLICY) is is_right for found in decided(gate, header))
+
+
+def test_members_of_the_header_do_not_stand_in_for_what_was_signed() -> None:
+    gate, fields = knowing()
+    request = direct(SEND)
+    forged = fields | {"i": "forged"}
+    text, raw = msgspec.json.encode(request.signed_text).decode(), f'"{b64encode(request.header).decode()}"'
+    members = f'"signed_text":{text},"header":{raw},"body":"","form":0'
+    for header in (frame_of(forged, before=f"{members},"), frame_of(forged, after=f",{members}")):
+        assert decided(gate, header) == [Reason.BAD_SIGNATURE] * 2
+
+
+def test_a_known_send_of_another_code_is_decided_by_its_own_row() -> None:
+    gate, fields = knowing()
+    request = read_signed_send_header(frame_of(fields, after=',"code":25'))
+    assert request is not None
+    request.body = b"body"
+    assert reason(gate, request) is Reason.NO_POLICY
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"is_enabled": False}, Reason.DISABLED_USER),
+        ({"password": Password("another one")}, Reason.BAD_SIGNATURE),
+        ({"name": "bob"}, Reason.UNKNOWN_USER),
+    ],
+)
+def test_a_changed_user_counts_for_the_next_of_its_known_sends(change: dict[str, Any], expected: Reason) -> None:
+    gate, fields = knowing()
+    user = replace(gate.rules.users["alice"], **change)
+    gate.use(Rules({user.name: user}, gate.rules.acls))
+    assert decided(gate, frame_of(fields)) == [expected] * 2
+
+
+def test_known_sends_are_counted_also_after_they_are_forgotten() -> None:
+    gate, fields = knowing()
+    before = gate.counts[Reason.POLICY]
+    for _ in range(3):
+        assert gate.check_again(direct(SEND), "10.0.0.1") is not None
+    assert gate.counts[Reason.POLICY] == before + 3
+    shorter = {name: value for name, value in SEND.items() if name != "k"}
+    assert gate.check_again(direct(shorter), "10.0.0.1") is None, "its signature covers no value of k"
+    assert gate.check(direct(shorter), "10.0.0.1").reason is Reason.POLICY
+    assert gate.counts[Reason.POLICY] == before + 4
+    gate.use(gate.rules)
+    assert gate.counts[Reason.POLICY] == before + 4
+    assert decided(gate, frame_of(fields)) == [Reason.POLICY] * 2
+    assert gate.check_again(direct(SEND), "10.0.0.1") is not None
+    for number in range(DECISIONS_MAX):
+        assert reason(gate, direct(SEND), f"10.1.{number // 256}.{number % 256}") is Reason.POLICY
+    assert len(gate._sends) <= DECISIONS_MAX
+    assert gate.counts == {Reason.POLICY: before + 7 + DECISIONS_MAX}
 
 
 def test_what_cannot_be_read_is_refused() -> None:

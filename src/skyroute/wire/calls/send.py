@@ -176,21 +176,14 @@ class SignedSending(
     security_token: str = ""
     signature: str = ""
 
-    def signed_text(self) -> str:
-        """Return the values of all fields in the order of their names, with numbers as clients write them."""
-        most = "" if self.max_reconsume_times is None else self.max_reconsume_times
-        return (
-            f"{self.access_key}{self.security_token}{self.producer_group}{self.topic}{self.default_topic}"
-            f"{self.default_topic_queues}{self.queue_id}{self.sys_flag}{self.born_at_ms}{self.flag}{self.properties}"
-            f"{self.reconsume_times}false{most}false{self.broker_name}"
-        )
-
 
 class SignedSendRequest(SendRequest, kw_only=True, gc=False):
     """A send in its short form that is decoded directly, also at a server that checks signatures."""
 
     fields: SignedSending = msgspec.field(name="extFields")
     header: bytes = b""
+    signed_text: str = ""
+    """The values of all fields but the signature, in the order of their names, with numbers as clients write them."""
 
     def decode_again(self) -> Request:
         """Decode the header in the ordinary way, with every value as it was sent.
@@ -223,9 +216,18 @@ def read_signed_send_header(header: bytes) -> SignedSendRequest | None:
         request = _decode_signed_send_request(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    request.header = header
     sending = request.fields
-    return None if sending.is_batch or sending.unit_mode or request.flag & FLAG_RESPONSE else request
+    if sending.is_batch or sending.unit_mode or request.flag & FLAG_RESPONSE:
+        return None
+    most = "" if sending.max_reconsume_times is None else sending.max_reconsume_times
+    # Both replace members of these names in the header.
+    request.header = header
+    request.signed_text = (
+        f"{sending.access_key}{sending.security_token}{sending.producer_group}{sending.topic}{sending.default_topic}"
+        f"{sending.default_topic_queues}{sending.queue_id}{sending.sys_flag}{sending.born_at_ms}{sending.flag}"
+        f"{sending.properties}{sending.reconsume_times}false{most}false{sending.broker_name}"
+    )
+    return request
 
 
 _SHORT_CODES: Final = frozenset(
