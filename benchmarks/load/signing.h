@@ -4,6 +4,11 @@
 
 #include "remoting.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 #define SIGNATURE_CHARS 28
 #define SHA1_BYTES 20
 
@@ -18,7 +23,48 @@ static sha1 inner_start, outer_start;
 
 static inline uint32_t rotate(uint32_t value, int bits) { return value << bits | value >> (32 - bits); }
 
-static void sha1_block(sha1 *hash) {
+#if defined(__x86_64__)
+#define WITH_SHA __attribute__((target("sha,ssse3,sse4.1")))
+
+static int has_sha_instructions(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && b >> 29 & 1;
+}
+
+/* Four rounds; the kind of round must be a constant. */
+static inline WITH_SHA __m128i four_rounds(__m128i abcd, __m128i e, int kind) {
+    switch (kind) {
+    case 0: return _mm_sha1rnds4_epu32(abcd, e, 0);
+    case 1: return _mm_sha1rnds4_epu32(abcd, e, 1);
+    case 2: return _mm_sha1rnds4_epu32(abcd, e, 2);
+    default: return _mm_sha1rnds4_epu32(abcd, e, 3);
+    }
+}
+
+/* As the other one below, in a tenth of the time: the load must not be what limits a server. */
+static WITH_SHA void sha1_block_by_instructions(sha1 *hash) {
+    const __m128i big_endian = _mm_set_epi64x(0x0001020304050607ll, 0x08090a0b0c0d0e0fll);
+    __m128i abcd = _mm_shuffle_epi32(_mm_loadu_si128((const __m128i *)hash->state), 0x1b), first = abcd, w[4];
+    __m128i e = _mm_set_epi32((int)hash->state[4], 0, 0, 0), first_e = e, last = abcd;
+#pragma GCC unroll 20
+    for (int i = 0; i < 20; i++) {
+        __m128i *now = &w[i % 4];
+        if (i < 4)
+            *now = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)hash->block + i), big_endian);
+        else
+            *now = _mm_sha1msg2_epu32(
+                _mm_xor_si128(_mm_sha1msg1_epu32(*now, w[(i + 1) % 4]), w[(i + 2) % 4]), w[(i + 3) % 4]);
+        e = i ? _mm_sha1nexte_epu32(last, *now) : _mm_add_epi32(e, *now);
+        last = abcd;
+        abcd = four_rounds(abcd, e, i / 5);
+    }
+    e = _mm_sha1nexte_epu32(last, first_e);
+    _mm_storeu_si128((__m128i *)hash->state, _mm_shuffle_epi32(_mm_add_epi32(abcd, first), 0x1b));
+    hash->state[4] = (uint32_t)_mm_extract_epi32(e, 3);
+}
+#endif
+
+static void sha1_block_by_steps(sha1 *hash) {
     uint32_t w[80], *s = hash->state, a = s[0], b = s[1], c = s[2], d = s[3], e = s[4];
     for (int i = 0; i < 16; i++) w[i] = get32((const char *)hash->block + 4 * i);
     for (int i = 16; i < 80; i++) w[i] = rotate(w[i - 3] ^ w[i - 8] ^ w[i - 14] ^ w[i - 16], 1);
@@ -33,6 +79,8 @@ static void sha1_block(sha1 *hash) {
     }
     s[0] += a, s[1] += b, s[2] += c, s[3] += d, s[4] += e;
 }
+
+static void (*sha1_block)(sha1 *) = sha1_block_by_steps;
 
 static void sha1_add(sha1 *hash, const void *data, size_t bytes) {
     const uint8_t *at = data;
@@ -68,6 +116,9 @@ static void prepare_signing(void) {
     char *given = getenv("LOAD_KEY"), *colon = given ? strchr(given, ':') : NULL;
     if (!given) return;
     if (!colon || strlen(colon + 1) > 64) die("LOAD_KEY must be NAME:SECRET, with a secret of at most 64 bytes");
+#if defined(__x86_64__)
+    if (has_sha_instructions()) sha1_block = sha1_block_by_instructions;
+#endif
     *colon = 0;
     signing_name = given;
     start_with_key(&inner_start, colon + 1, 0x36);
