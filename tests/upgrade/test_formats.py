@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -34,7 +34,7 @@ from skyroute.broker.tables.topics import read_topics
 from skyroute.client.consuming.offset_store import FileOffsets
 from skyroute.console.access.audit import AuditLog
 from skyroute.console.access.users import Role, User, read_users, write_users
-from skyroute.controller import file_store
+from skyroute.controller import change_log, file_store
 from skyroute.controller.file_store import FileStore
 from skyroute.controller.state import GroupState, Replica
 from skyroute.message.batch import BatchItem, encode_batch
@@ -190,14 +190,22 @@ def controlled_group() -> GroupState:
 
 
 def write_controller_state(folder: Path) -> bytes:
-    async def write() -> None:
+    async def write(group: GroupState, revision: int) -> None:
         store = FileStore(folder / "state.json", NoSyncDisk())
         await store.open()
-        await store.replace(controlled_group(), 0)
+        await store.replace(group, revision)
         await store.close()
 
-    asyncio.run(write())
+    asyncio.run(write(controlled_group(), 0))
+    asyncio.run(write(replace(controlled_group(), master_epoch=5), 1))
     return (folder / "state.json").read_bytes()
+
+
+def write_controller_log(folder: Path) -> bytes:
+    write_controller_state(folder)
+    content = (folder / "state.json.log0").read_bytes()
+    assert content[: change_log.HALF_BYTES] == content[change_log.HALF_BYTES :]
+    return content[: change_log.HALF_BYTES]
 
 
 def write_journal_index(folder: Path) -> bytes:
@@ -246,6 +254,7 @@ FORMATS: Final = (
     Format("journal", SCHEMA_VERSION, lambda _: write_journal(OF_NAME_SERVER)),
     Format("journal-of-controller", SCHEMA_VERSION, lambda _: write_journal(OF_CONTROLLER)),
     Format("controller-state", file_store.FORMAT, write_controller_state),
+    Format("controller-log", 1, write_controller_log),
     Format("journal-index", 1, write_journal_index),
     Format("client-offsets", "apache", write_client_offsets),
     Format("console-users", 1, write_console_users),
@@ -315,8 +324,9 @@ def read_journal_index(content: bytes, folder: Path) -> object:
     return read_index(folder)
 
 
-def read_controller_state(content: bytes, folder: Path) -> object:
+def read_controller_state(content: bytes, folder: Path, changes: bytes = b"") -> object:
     (folder / "state.json").write_bytes(content)
+    (folder / "state.json.log0").write_bytes(2 * changes.ljust(change_log.HALF_BYTES, b"\0"))
 
     async def read() -> GroupState | None:
         store = FileStore(folder / "state.json", NoSyncDisk())
@@ -368,7 +378,14 @@ READERS: Final[dict[str, tuple[Callable[[bytes, Path], object], Callable[[object
         read_journal,
         lambda found: isinstance(found, list) and len(found) == len(OF_CONTROLLER),
     ),
-    "controller-state-1": (read_controller_state, lambda found: found == controlled_group()),
+    **dict.fromkeys(
+        ("controller-state-1", "controller-state-2"),
+        (read_controller_state, lambda found: found == controlled_group()),
+    ),
+    "controller-log-1": (
+        lambda content, folder: read_controller_state(kept_bytes(FOLDER / "controller-state-2.hex"), folder, content),
+        lambda found: found == replace(controlled_group(), master_epoch=5),
+    ),
     "journal-index-1": (read_journal_index, lambda found: "size_bytes=700" in repr(found)),
     "console-users-1": (read_console_users, lambda found: found == {"admin": Role.OPERATOR}),
     "spark-offsets-1": (

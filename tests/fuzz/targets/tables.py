@@ -20,8 +20,9 @@ from skyroute.broker.tables.topics import read_topics
 from skyroute.client.consuming.offset_store import OffsetFileError, _from_file
 from skyroute.console.access.users import read_users
 from skyroute.console.errors import UsersError
+from skyroute.controller.change_log import HALF_BYTES, read_log
 from skyroute.controller.errors import DamagedStateError
-from skyroute.controller.file_store import _decode
+from skyroute.controller.file_store import _decode, _decode_changes
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.settings.errors import ConfigError
 from tests.fuzz.scratch import empty_folder
@@ -54,6 +55,12 @@ def load_controller_state(path: Path) -> object:
     return _decode(path.read_bytes(), path)
 
 
+def load_controller_log(path: Path) -> object:
+    content = path.read_bytes()[:HALF_BYTES]
+    path.write_bytes(content.ljust(HALF_BYTES, b"\0") * 2)
+    return [_decode_changes(change, path) for change in read_log(path, 1)]
+
+
 READERS: Final[tuple[Callable[[Path], object], ...]] = (
     table(read_topics),
     table(read_groups),
@@ -66,6 +73,7 @@ READERS: Final[tuple[Callable[[Path], object], ...]] = (
     _from_file,
     load_ordered_queues,
     load_controller_state,
+    load_controller_log,
 )
 
 
