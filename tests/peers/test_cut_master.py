@@ -21,11 +21,15 @@ TIMEOUTS = {
     "controllerHeartBeatTimeoutMills": "3000",
     "minInSyncReplicas": "2",
     "syncFlushTimeout": "2000",
-    # As by default, less than the next one: Apache's master acknowledges sends that still wait when its connections to
-    # all slaves expire, although no slave has the message.
     "slaveTimeout": "1000",
     "haHousekeepingInterval": "3000",
     "haSendHeartbeatInterval": "1000",  # Apache's default, 5 s, would let idle connections of replication expire
+}
+OF_APACHE = {
+    # The default. Apache's master acknowledges the sends that wait when its connections to all slaves expire, although
+    # no slave has the message: it takes itself for the only member of the sync state set before the controller agrees.
+    # So the load must be at the new master by then.
+    "haHousekeepingInterval": "20000",
 }
 SEND_MESSAGE = 10
 
@@ -54,6 +58,7 @@ def send_to(address: str, number: int) -> int | None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [ApacheBroker, SkyrouteBroker])
 def test_a_master_that_is_cut_off_acknowledges_nothing(lib: Path, tmp_path: Path, kind: type[ApacheBroker]) -> None:
+    timeouts = TIMEOUTS | (OF_APACHE if kind is ApacheBroker else {})
     with ExitStack() as stack:
         server = stack.enter_context(SkyrouteNameServer("name server", tmp_path / "ns"))
         controller = stack.enter_context(SkyrouteController("controller", tmp_path / "controller"))
@@ -61,7 +66,7 @@ def test_a_master_that_is_cut_off_acknowledges_nothing(lib: Path, tmp_path: Path
         to_controller.stand_in()  # brokers send all but heartbeats to the address that the controller names
         to_name_server = stack.enter_context(CutProxy(server.address))
         first = broker(tmp_path / "one", to_name_server.address, to_controller.address, kind=kind)
-        first.configure(**TIMEOUTS)
+        first.configure(**timeouts)
         replication = stack.enter_context(CutProxy(first.ha_address))
         # The others learn where to replicate from by the name server (Apache's) or by the master (ours).
         rerouting = {first.ha_address: replication.address}
@@ -75,7 +80,7 @@ def test_a_master_that_is_cut_off_acknowledges_nothing(lib: Path, tmp_path: Path
         wait_until(lambda: controller.group()[0] == 1, "the first broker is master", timeout_s=JOIN_S)
         for name in ("two", "three"):
             each = broker(tmp_path / name, to_others.address, others_to_controller.address, kind=kind)
-            each.configure(**TIMEOUTS)
+            each.configure(**timeouts)
             others.append(stack.enter_context(each))
         wait_until(lambda: controller.group() == (1, 1, [1, 2, 3]), "all are in sync", timeout_s=JOIN_S)
         load = Load(server.address)
