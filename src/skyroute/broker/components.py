@@ -31,6 +31,7 @@ from skyroute.broker.pop.acknowledging import Acknowledgements
 from skyroute.broker.pop.in_flight import InFlight
 from skyroute.broker.pop.long_polling import PopLongPolling
 from skyroute.broker.pop.ordered_queues import OrderedQueues
+from skyroute.broker.pop.pop_subscriptions import PopSubscriptions
 from skyroute.broker.pop.popping import Popping
 from skyroute.broker.pop.revival import Revival
 from skyroute.broker.pop.revive_log import ReviveLog
@@ -223,6 +224,7 @@ class Components:
         now_ms, alarm = self.now_ms, Alarm()
         self.in_flight = InFlight()
         self.pop_polling = PopLongPolling(self.clock.monotonic, self.long_polling)
+        self.pop_subscriptions = PopSubscriptions()
         self.ordered_queues = OrderedQueues(order_file, self.pop_polling.wake_topic)
         self.revive_log = ReviveLog(
             *(self.store, self.appender, self.timers, self.offsets, self.in_flight, self.taken_log, self.identity)

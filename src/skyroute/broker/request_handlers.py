@@ -203,7 +203,7 @@ def _for_consumers(components: Components) -> dict[int, Handler]:
         require=components.require,
     )
     pop = PopHandlers(
-        *(components.popping, components.acknowledgements, components.pop_polling),
+        *(components.popping, components.acknowledgements, components.pop_polling, components.pop_subscriptions),
         *(components.store, components.topics, components.groups),
         *(components.config, components.identity, components.clock),
         make_recheck=None if components.enforcer is None else components.enforcer.recheck,
@@ -283,6 +283,7 @@ def _for_tools(components: Components) -> dict[int, Handler]:
         components.store,
         components.topics,
         components.clients,
+        components.pop_subscriptions,
         components.config,
         components.step_runner,
         components.clock.monotonic,

@@ -5,7 +5,9 @@ import json
 
 import pytest
 
+from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.groups import PopProgress, decode_consume_stats
+from skyroute.wire.calls.settings import decode_broker_stats
 from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import send
 from tests.network.broker.clusters import Cluster
@@ -311,6 +313,49 @@ async def test_an_offset_reset_keeps_messages_in_flight(cluster: Cluster, line: 
     assert committed(cluster) == 4
     later(cluster, 60)
     assert [message.body for message in await popped(line)] == [b"0:0"]
+
+
+async def test_messages_popped_before_a_reset_are_not_shown_as_in_flight(
+    cluster: Cluster, line: AsyncConnection
+) -> None:
+    await fill(line, 4)
+    await popped(line)
+    later(cluster, 4)  # the check point is written, and the offset committed
+    cluster.broker.components.offsets.reset("g", "T", 0, 1)
+    stats = decode_consume_stats((await line.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"})).body)
+    progress = stats.queues[QueueRef("T", "broker-a", 0)]
+    assert (progress.consumer_offset, progress.pull_offset) == (1, 1)
+
+
+async def test_redelivered_messages_are_counted_for_the_retry_topic(cluster: Cluster, line: AsyncConnection) -> None:
+    await fill(line, 3)
+    await popped(line)
+    later(cluster, 64)
+    assert len(await popped(line)) == 3
+    for key in ("T@g", "%RETRY%g_T@g"):
+        fields = {"statsName": "GROUP_GET_NUMS", "statsKey": key}
+        answer = await line.call(RequestCode.VIEW_BROKER_STATS_DATA, fields)
+        assert decode_broker_stats(answer.body).day.sum == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "expression", "tags"), [("TAG", "", []), ("TAG", "a||b", ["a", "b"]), ("SQL92", "i > 1", [])]
+)
+async def test_the_subscription_of_a_pop_is_shown_without_heartbeats(
+    cluster: Cluster, line: AsyncConnection, kind: str, expression: str, tags: list[str]
+) -> None:
+    await fill(line, 1)
+    query = {"topic": "T", "queueId": "0", "index": "0", "count": "1", "consumerGroup": "g"}
+    assert "subscriptionData" not in (await line.call(RequestCode.QUERY_CONSUME_QUEUE, query)).value
+    await popped(line, exp="other")
+    await popped(line, exp=expression, expType=kind)
+    shown = (await line.call(RequestCode.QUERY_CONSUME_QUEUE, query)).value["subscriptionData"]
+    assert (shown["topic"], shown["subString"], shown["expressionType"]) == ("T", expression or "*", kind)
+    assert sorted(shown["tagsSet"]) == tags
+    for retry in ("%RETRY%g_T", "%RETRY%g+T"):
+        of_retries = cluster.broker.components.pop_subscriptions.get("g", retry)
+        assert of_retries is not None
+        assert (of_retries.topic, of_retries.expression, of_retries.tags) == (retry, "*", ())
 
 
 async def test_messages_of_a_deleted_topic_are_dropped(cluster: Cluster, line: AsyncConnection) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from skyroute.broker.handlers import message_queries
 from skyroute.broker.handlers.message_queries import MessageQueryHandlers
+from skyroute.broker.pop.pop_subscriptions import PopSubscriptions
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.message.record import decode_records
 from skyroute.message.tags import tag_code
@@ -29,7 +30,8 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 @pytest.fixture
 def on(state: State, store: MessageStore) -> MessageQueryHandlers:
     return MessageQueryHandlers(
-        store, state.topics, state.clients, state.config, state.step_runner, state.clock.monotonic
+        *(store, state.topics, state.clients, PopSubscriptions()),
+        *(state.config, state.step_runner, state.clock.monotonic),
     )
 
 

@@ -9,6 +9,7 @@ from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import Filter
 from skyroute.broker.handlers.access_checks import RequireTopic, SharedRetryTopics, require_message
+from skyroute.broker.pop.pop_subscriptions import PopSubscriptions
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.topics import Topics
 from skyroute.message.message import StoredMessage
@@ -18,6 +19,7 @@ from skyroute.message.record import decode_record
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner, Steps
+from skyroute.wire.calls.clients import Subscription
 from skyroute.wire.calls.query import (
     KeyQuery,
     QueueUnit,
@@ -47,6 +49,7 @@ class MessageQueryHandlers:
     store: MessageStore
     topics: Topics
     clients: ConnectedClients
+    pop_subscriptions: PopSubscriptions
     config: BrokerConfig
     step_runner: StepRunner
     monotonic: Callable[[], float]
@@ -119,8 +122,11 @@ class MessageQueryHandlers:
             min_offset=min_offset,
             max_offset=max_offset,
             group_of=query if query.group else None,
-            subscription=self.clients.subscription(query.group, topic) if query.group else None,
+            subscription=self._subscription(query.group, topic) if query.group else None,
         )
+
+    def _subscription(self, group: str, topic: str) -> Subscription | None:
+        return self.clients.subscription(group, topic) or self.pop_subscriptions.get(group, topic)
 
 
 def _has_key(message: StoredMessage, topic: str, key: str) -> bool:

@@ -11,6 +11,7 @@ from skyroute.broker.handlers.access_checks import HideOthers, MakeRecheck, Rech
 from skyroute.broker.identity import Identity
 from skyroute.broker.pop.acknowledging import Acknowledgements
 from skyroute.broker.pop.long_polling import PopKey, PopLongPolling, SuspendedPop
+from skyroute.broker.pop.pop_subscriptions import PopSubscriptions
 from skyroute.broker.pop.popped_messages import Popped
 from skyroute.broker.pop.popping import Popping
 from skyroute.broker.store.message_store import MessageStore
@@ -104,6 +105,7 @@ class PopHandlers:
     popping: Popping
     acknowledgements: Acknowledgements
     long_polling: PopLongPolling
+    subscriptions: PopSubscriptions
     store: MessageStore
     topics: Topics
     groups: Groups
@@ -125,6 +127,7 @@ class PopHandlers:
             )
         hide = self._hider(question.topic, peer)
         popped = self._pop(question, hide)
+        self.subscriptions.note(question, self._now_ms())
         if popped.count or left_ms <= 0 or (popped.rest and not question.ordered):
             return self._respond(popped)
 

@@ -111,7 +111,8 @@ class Popping:
         if popped.count:
             # Its check point is written before the messages are visible again.
             self._wake_revival(popped.popped_at_ms + min(question.invisible_ms, BUFFER_MS))
-        self._stats.fetched(question.group, question.topic, popped.count, popped.record_bytes)
+        else:
+            self._stats.fetched(question.group, question.topic, 0, 0)
         return popped
 
     def _retry_topics(self, question: PopQuestion) -> list[TopicConfig]:
@@ -148,6 +149,7 @@ class Popping:
     ) -> None:
         pop_queue = self._pop_ordered if popped.question.ordered else self._pop_queue
         group, name, max_offset = popped.question.group, topic.name, self._store.max_offset
+        count, record_bytes = popped.count, popped.record_bytes
         left = iter(queue_ids)
         while popped.room > 0 and (queue_id := next(left, None)) is not None:
             try:
@@ -157,6 +159,8 @@ class Popping:
                     raise
                 # The messages of other queues are in flight, and must be delivered.
                 log.warning("queue not popped group=%s topic=%s queue=%d reason=%s", group, name, queue_id, error)
+        if popped.count > count:  # Apache counts redelivered messages as those of the retry topic
+            self._stats.fetched(group, name, popped.count - count, popped.record_bytes - record_bytes)
         for queue_id in left:
             rest = max_offset(name, queue_id) - (self._next_offset(group, name, queue_id) or 0)
             if rest > 0:

@@ -189,6 +189,9 @@ class ConsumerOffsets:
         """
         self._set(group, topic, queue_id, offset)
         self._resets.setdefault((group, topic), {})[queue_id] = offset
+        # What was pulled before the reset is no longer in flight.
+        if self._pulled.get((group, topic), {}).pop(queue_id, None) is not None:
+            self._pulled_count -= 1
         self.on_reset(group, topic, queue_id)
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
