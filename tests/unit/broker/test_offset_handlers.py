@@ -85,8 +85,22 @@ async def test_a_missing_offset_is_reported_if_the_request_wants_no_zero(state: 
     )
 
 
-async def test_a_new_group_has_no_offset_in_an_empty_queue(state: State) -> None:
+async def test_a_new_group_of_an_empty_queue_starts_at_its_first_message(state: State) -> None:
     response = await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE, zero_if_not_found=True))
+    assert (response.code, decode_offset(response)) == (ResponseCode.SUCCESS, 0)
+    state.write("Orders")
+    state.write("Other", count=10)
+    handlers = replace(state.on_offsets, young_bytes=500)
+    assert (await state.ask(handlers.query, encode_offset_query("g", QUEUE))).code == ResponseCode.QUERY_NOT_FOUND
+
+
+@pytest.mark.parametrize("topic", ["Unknown", "%RETRY%g"])
+async def test_a_new_group_has_no_offset_in_an_unknown_topic_and_in_its_empty_retry_topic(
+    state: State, topic: str
+) -> None:
+    state.topics.put(TopicConfig("%RETRY%g"))
+    query = encode_offset_query("g", QueueRef(topic, BROKER, 0), zero_if_not_found=True)
+    response = await state.ask(state.on_offsets.query, query)
     assert (response.code, response.remark) == (
         22,
         "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",

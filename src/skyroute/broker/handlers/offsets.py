@@ -14,6 +14,7 @@ from skyroute.broker.tables.consumer_offsets import OFFSETS_A_STEP, ConsumerOffs
 from skyroute.broker.tables.topics import Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
+from skyroute.message.reserved_topics import is_retry_topic
 from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner, Steps
@@ -64,7 +65,7 @@ class OffsetHandlers:
     step_runner: StepRunner
 
     def query(self, request: Request, _peer: Peer) -> Response:
-        """Return the committed offset of a group; 0 for a new group if the queue's first message is in memory."""
+        """Return the committed offset of a group; 0 for a new one if the queue is new, or its start in memory."""
         query = decode_offset_query(request)
         topic, queue_id = query.queue.topic, query.queue.queue_id
         offset = self.offsets.get(query.group, topic, queue_id)
@@ -72,7 +73,7 @@ class OffsetHandlers:
             return encode_offset(offset)
         if query.zero_if_not_found is False:
             reason = "Not found, do not set to zero, maybe this group boot first"
-        elif self._is_in_memory(topic, queue_id):
+        elif self._is_in_memory(topic, queue_id) or self._is_new(topic, queue_id):
             return encode_offset(0)
         else:
             reason = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
@@ -81,6 +82,14 @@ class OffsetHandlers:
     def _is_in_memory(self, topic: str, queue_id: int) -> bool:
         first = self.store.unit(topic, queue_id, 0)
         return first is not None and self.store.max_position - first[0] <= self.young_bytes
+
+    def _is_new(self, topic: str, queue_id: int) -> bool:
+        """Return whether a queue has had no message. A client that then asks for its end may miss the first one.
+
+        Retry topics need no such answer: clients begin there at 0.
+        """
+        is_known = self.topics.get(topic) is not None and not is_retry_topic(topic)
+        return is_known and self.store.max_offset(topic, queue_id) == 0
 
     def update(self, request: Request, _peer: Peer) -> Response:
         """Commit an offset of a group."""
