@@ -1,7 +1,6 @@
 package org.apache.rocketmq.test.base;
 
 import java.io.File;
-import java.lang.reflect.Proxy;
 import java.nio.file.Files;
 import java.util.HashMap;
 import java.util.Map;
@@ -14,9 +13,7 @@ import org.apache.rocketmq.common.attribute.CQType;
 import org.apache.rocketmq.common.attribute.TopicMessageType;
 import org.apache.rocketmq.common.namesrv.NamesrvConfig;
 import org.apache.rocketmq.namesrv.NamesrvController;
-import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
-import org.apache.rocketmq.store.MessageStore;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.test.util.MQAdminTestUtils;
 
@@ -41,10 +38,14 @@ public class IntegrationTestBase {
         config.setNamesrvAddr(nameServer);
         MessageStoreConfig store = new MessageStoreConfig();
         store.setStorePathRootDir(createBaseDir());
-        Elsewhere broker = new Elsewhere(config, listening(Integer.parseInt(nameAndPort[1])), store);
-        broker.getBrokerOuterAPI().updateNameServerAddressList(nameServer);
-        broker.getBrokerOuterAPI().start();
-        return broker;
+        try {
+            BrokerController broker = new BrokerElsewhere(config, listening(Integer.parseInt(nameAndPort[1])), store);
+            broker.getBrokerOuterAPI().updateNameServerAddressList(nameServer);
+            broker.getBrokerOuterAPI().start();
+            return broker;
+        } catch (Exception error) {
+            throw new IllegalStateException(error);
+        }
     }
 
     public static BrokerController createAndStartBroker(MessageStoreConfig store, BrokerConfig config) {
@@ -111,24 +112,5 @@ public class IntegrationTestBase {
             attributes.put("+lite.topic.expiration", lite.toString());
         }
         return MQAdminTestUtils.createTopic(nameServer, cluster, topic, queues, attributes, TOPIC_WAIT_S);
-    }
-
-    /** A broker of another process. Tests read its name and its address. */
-    private static class Elsewhere extends BrokerController {
-        Elsewhere(BrokerConfig config, NettyServerConfig server, MessageStoreConfig store) {
-            super(config, server, new NettyClientConfig(), store);
-        }
-
-        /** A store that is never behind with its queues; tests that look further into it do not apply. */
-        @Override
-        public MessageStore getMessageStore() {
-            return (MessageStore) Proxy.newProxyInstance(
-                MessageStore.class.getClassLoader(), new Class<?>[] {MessageStore.class}, (proxy, method, arguments) -> {
-                    if (method.getName().equals("dispatchBehindBytes")) {
-                        return 0L;
-                    }
-                    throw new UnsupportedOperationException("MessageStore." + method.getName());
-                });
-        }
     }
 }

@@ -47,7 +47,7 @@ public class RunTests {
 
         private static void say(String outcome, Description test, Failure failure) {
             String why = failure == null ? "" : " " + failure.getTrace().replaceAll("\\s+", " ");
-            System.out.println("TEST " + outcome + " " + test.getDisplayName() + why.substring(0, Math.min(600, why.length())));
+            System.out.println("TEST " + outcome + " " + test.getDisplayName() + why.substring(0, Math.min(4000, why.length())));
         }
     }
 }

@@ -1,0 +1,180 @@
+package org.apache.rocketmq.test.base;
+
+import java.io.IOException;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentMap;
+import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.broker.offset.ConsumerOffsetManager;
+import org.apache.rocketmq.broker.subscription.SubscriptionGroupManager;
+import org.apache.rocketmq.broker.topic.TopicConfigManager;
+import org.apache.rocketmq.client.exception.OffsetNotFoundException;
+import org.apache.rocketmq.client.impl.MQClientAPIImpl;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.netty.NettyClientConfig;
+import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.header.QueryConsumerOffsetRequestHeader;
+import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.MessageStore;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+import org.apache.rocketmq.store.stats.BrokerStatsManager;
+import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
+
+/**
+ * A broker of another process. What tests ask of its tables and its store is asked by requests; it has no settings that
+ * a test could change.
+ */
+class BrokerElsewhere extends BrokerController {
+    private static final long TIMEOUT_MS = 5000;
+
+    private final DefaultMQAdminExt admin = new DefaultMQAdminExt(TIMEOUT_MS);
+    private MessageStore store;
+    private TopicConfigManager topics;
+    private SubscriptionGroupManager groups;
+    private ConsumerOffsetManager offsets;
+
+    BrokerElsewhere(BrokerConfig config, NettyServerConfig server, MessageStoreConfig storeConfig) throws Exception {
+        super(config, server, new NettyClientConfig(), storeConfig);
+        admin.setNamesrvAddr(config.getNamesrvAddr());
+        admin.setInstanceName("admin-of-" + config.getBrokerName());
+        admin.start();
+        store = new Store(storeConfig, getBrokerStatsManager(), config);
+        topics = new Topics();
+        groups = new Groups();
+        offsets = new Offsets();
+    }
+
+    /** Asks something; the tables of Apache's broker throw nothing that must be declared. */
+    private interface Question<T> {
+        T ask() throws Exception;
+    }
+
+    private static <T> T answer(Question<T> question) {
+        try {
+            return question.ask();
+        } catch (Exception error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    private MQClientAPIImpl requests() {
+        return admin.getDefaultMQAdminExtImpl().getMqClientInstance().getMQClientAPIImpl();
+    }
+
+    private MessageQueue queue(String topic, int queueId) {
+        return new MessageQueue(topic, getBrokerConfig().getBrokerName(), queueId);
+    }
+
+    /** Does nothing: the broker serves the tests that follow. */
+    @Override
+    public void shutdown() {
+    }
+
+    /** Does nothing: the broker registers its topics by itself. */
+    @Override
+    public synchronized void registerBrokerAll(boolean checkOrderConfig, boolean oneway, boolean forced) {
+    }
+
+    @Override
+    public MessageStore getMessageStore() {
+        return store;
+    }
+
+    @Override
+    public TopicConfigManager getTopicConfigManager() {
+        return topics == null ? super.getTopicConfigManager() : topics;
+    }
+
+    @Override
+    public SubscriptionGroupManager getSubscriptionGroupManager() {
+        return groups == null ? super.getSubscriptionGroupManager() : groups;
+    }
+
+    @Override
+    public ConsumerOffsetManager getConsumerOffsetManager() {
+        return offsets == null ? super.getConsumerOffsetManager() : offsets;
+    }
+
+    private class Store extends DefaultMessageStore {
+        Store(MessageStoreConfig storeConfig, BrokerStatsManager stats, BrokerConfig config) throws IOException {
+            super(storeConfig, stats, null, config, new ConcurrentHashMap<>());
+        }
+
+        @Override
+        public long dispatchBehindBytes() {
+            return 0;  // a stored message is in its queue
+        }
+
+        @Override
+        public long getMinOffsetInQueue(String topic, int queueId) {
+            return answer(() -> requests().getMinOffset(getBrokerAddr(), queue(topic, queueId), TIMEOUT_MS));
+        }
+
+        @Override
+        public long getMaxOffsetInQueue(String topic, int queueId) {
+            return answer(() -> requests().getMaxOffset(getBrokerAddr(), queue(topic, queueId), TIMEOUT_MS));
+        }
+    }
+
+    private class Topics extends TopicConfigManager {
+        @Override
+        public ConcurrentMap<String, TopicConfig> getTopicConfigTable() {
+            return answer(() -> admin.getAllTopicConfig(getBrokerAddr(), TIMEOUT_MS)).getTopicConfigTable();
+        }
+
+        @Override
+        public void updateTopicConfig(TopicConfig config) {
+            answer(() -> {
+                admin.createAndUpdateTopicConfig(getBrokerAddr(), config);
+                return null;
+            });
+        }
+    }
+
+    private class Groups extends SubscriptionGroupManager {
+        @Override
+        public SubscriptionGroupConfig findSubscriptionGroupConfig(String group) {
+            SubscriptionGroupConfig found = answer(() -> admin.examineSubscriptionGroupConfig(getBrokerAddr(), group));
+            if (found == null) {  // Apache's broker creates it
+                found = new SubscriptionGroupConfig();
+                found.setGroupName(group);
+                updateSubscriptionGroupConfig(found);
+            }
+            return found;
+        }
+
+        @Override
+        public void updateSubscriptionGroupConfig(SubscriptionGroupConfig config) {
+            answer(() -> {
+                admin.createAndUpdateSubscriptionGroupConfig(getBrokerAddr(), config);
+                return null;
+            });
+        }
+    }
+
+    private class Offsets extends ConsumerOffsetManager {
+        @Override
+        public long queryOffset(String group, String topic, int queueId) {
+            QueryConsumerOffsetRequestHeader header = new QueryConsumerOffsetRequestHeader();
+            header.setConsumerGroup(group);
+            header.setTopic(topic);
+            header.setQueueId(queueId);
+            header.setSetZeroIfNotFound(false);
+            return answer(() -> {
+                try {
+                    return requests().queryConsumerOffset(getBrokerAddr(), header, TIMEOUT_MS);
+                } catch (OffsetNotFoundException none) {
+                    return -1L;
+                }
+            });
+        }
+
+        @Override
+        public long queryPullOffset(String group, String topic, int queueId) {
+            return answer(() -> requests().getConsumeStats(getBrokerAddr(), group, topic, TIMEOUT_MS))
+                .getOffsetTable().get(queue(topic, queueId)).getPullOffset();
+        }
+    }
+}
