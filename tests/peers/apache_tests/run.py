@@ -155,7 +155,7 @@ def run(lib: Path, classes: list[str], folder: Path) -> int:
             f"-Dskyroute.nameServer={name_server.port}",
             f"-Dskyroute.brokers={','.join(f'{broker.broker_name}={broker.port}' for broker in brokers)}",
             f"-Djava.io.tmpdir={folder}",
-            "-Xmx1g",
+            *("-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),  # some tests allow a second for a first request
         ]
         compiled = compile_java(sorted(HERE.glob("*.java")), lib, folder / "classes")
         with zipfile.ZipFile(lib / TESTS) as jar:
