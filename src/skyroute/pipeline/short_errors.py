@@ -1,4 +1,7 @@
-"""Errors without their stack traces: Spark shows all that a worker's Python prints, and the text would be buried."""
+"""Errors without their stack traces: Spark shows all that a worker's Python prints, and the text would be buried.
+
+Every call of Spark passes here, so Spark's archives are forgotten here, too.
+"""
 
 import functools
 import os
@@ -6,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, ParamSpec, TypeVar
 
 from skyroute.errors import SkyrouteError
+from skyroute.pipeline.spark_archives import forget_importers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,6 +30,8 @@ def short_errors(method: Callable[P, R]) -> Callable[P, R]:
             if os.environ.get(TRACEBACKS_ENV) == "1":
                 raise
             short = error
+        finally:
+            forget_importers()
         raise short.with_traceback(None) from None
 
     return run

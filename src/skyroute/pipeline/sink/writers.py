@@ -68,6 +68,10 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentRows:
         return _send(self._options, self._write_id, iterator)
 
+    @short_errors
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Do nothing: all rows are stored. Spark calls this in a process of its own."""
+
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """Sends rows at least once. A batch repeated after a restart sends its rows with the same idempotency keys."""
@@ -80,6 +84,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         query = self._options.write_id or task.getLocalProperty("sql.streaming.queryId")
         return _send(self._options, f"{query}/{task.getLocalProperty('streaming.sql.batchId')}", iterator)
+
+    @short_errors
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing, as `BatchWriter.commit`."""
 
 
 def _send(options: WriteOptions, write_id: str, batches: Iterator[pa.RecordBatch]) -> SentRows:
