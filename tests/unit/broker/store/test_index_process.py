@@ -339,3 +339,22 @@ def test_the_index_process_of_a_killed_broker_ends(tmp_path: Path) -> None:
         for number in range(0, count, 37):
             assert len(store.find_by_key("T", f"k{number}", 9, 0, FOREVER_MS).positions) == 1
             assert len(store.find_by_key("T", f"id-{number}", 9, 0, FOREVER_MS).positions) == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_reading_keys_passes_over_records_without_keys(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    plain = msgspec.structs.replace(draft("T", 0, b"KEY", {"a": "b"}), raw_born_host=encode_host(host, 1))
+    appended = [store.append(plain, NOW_MS + number) for number in range(20)]
+    monkeypatch.setattr(keys_module, "READ_BYTES", 5 * appended[0].record_bytes)
+    rush(store, 0, 2)
+    reader, found, position = keys_module.KeyReader(store._log.find), [], 0
+    keys: list[keys_module.Key] = []
+    while (newest := reader.read(position, store.max_position, keys)) is not None:
+        found.append(newest)
+        position = newest[0] + newest[1]
+    fourth = appended[4]
+    assert found[0] == (fourth.log_position, fourth.record_bytes, NOW_MS + 4)
+    assert position == store.max_position
+    assert len(keys) == 6

@@ -56,6 +56,7 @@ class KeyReader:
         while True:
             raw = segment.read(position - segment.start, min(read_bytes, stop - position))
             at, last_at, size, last_ms, end = 0, -1, 0, 0, len(raw)
+            may_have_keys = _KEYS in raw or _UNIQUE_ID in raw
             while at + HEAD_BYTES <= end:
                 size, magic, sys_flag, stored_at_ms, body_bytes = _HEADS[0].unpack_from(raw, at)
                 stop_at = at + size
@@ -68,14 +69,16 @@ class KeyReader:
                     head = _HEADS[sys_flag >> 4 & 3]
                     head_bytes = head.size
                     *_, stored_at_ms, body_bytes = head.unpack_from(raw, at)
-                topic_at = at + head_bytes + body_bytes + (1 if magic == MAGIC_V1 else 2)
+                last_at, last_ms, at = at, stored_at_ms, stop_at
+                if not may_have_keys:
+                    continue
+                topic_at = last_at + head_bytes + body_bytes + (1 if magic == MAGIC_V1 else 2)
                 topic_bytes = raw[topic_at - 1 : topic_at] if magic == MAGIC_V1 else raw[topic_at - 2 : topic_at]
                 topic_stop = topic_at + int.from_bytes(topic_bytes, "big")
                 raw_topic = raw[topic_at:topic_stop]
                 topic = self._topics.get(raw_topic)
                 if topic is None:
                     topic = self._topics.setdefault(raw_topic, raw_topic.decode("utf-8", "replace"))
-                last_at, last_ms, at = at, stored_at_ms, stop_at
                 collect_keys(keys, topic, raw[topic_stop + 2 : at], sys_flag, position + last_at, stored_at_ms)
             if last_at >= 0:
                 return position + last_at, at - last_at, last_ms
