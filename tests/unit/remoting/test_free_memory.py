@@ -1,6 +1,12 @@
-"""When free memory is given back to the system."""
+"""How much free memory is kept, and when it is given back to the system."""
 
 from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
 
 from skyroute.remoting.free_memory import TRIM_AT_ONCE_BYTES, TRIM_BYTES, TRIM_GAP_S, Trimming
 
@@ -23,3 +29,30 @@ def test_many_freed_bytes_are_trimmed_at_once() -> None:
     trimming = Trimming(0.0)
     assert trimming.is_due(TRIM_AT_ONCE_BYTES, 0.0)
     assert trimming.is_due(2 * TRIM_AT_ONCE_BYTES, 0.0)
+
+
+PROGRAM = """
+import resource
+import numpy as np
+from skyroute.remoting.free_memory import keep_freed_memory
+
+def count_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        arrays = [np.ones(count) for count in (10_000, 30_000, 100_000, 500_000)]
+        del arrays
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(count_faults())
+assert keep_freed_memory(64 << 20, 16 << 20)
+count_faults()
+print(count_faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc returns freed memory so early")
+def test_freed_arrays_are_used_again_without_page_faults() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    before, after = map(int, ended.stdout.split())
+    assert before > 1_000
+    assert after < 100

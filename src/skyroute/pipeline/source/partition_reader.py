@@ -26,15 +26,20 @@ from skyroute.pipeline.arrow_arrays import as_flags, null_texts, number_array, r
 from skyroute.pipeline.source.decode import COLUMN_DECODERS, BatchMessages, Numbers, Records, find_records
 from skyroute.pipeline.source.errors import RejectedRecordError, SourceError
 from skyroute.pipeline.source.fetcher import Chunk, Fetcher
-from skyroute.pipeline.source.heap import keep_freed_memory
 from skyroute.pipeline.source.offset_lookup import report_loss
 from skyroute.pipeline.source.options import ReadOptions
 from skyroute.pipeline.source.planning import QueueRange, ReadPartition
+from skyroute.remoting.free_memory import keep_freed_memory
 
 log = logging.getLogger(__name__)
 
 DECOMPRESSED_BYTES: Final = 64 << 20
 """Decompressed bytes per Arrow batch: a few compressed bytes can expand to any size."""
+
+HEAP_KEPT_BYTES: Final = 64 << 20
+"""Freed memory that a worker keeps, for the arrays of the next chunk."""
+HEAP_BLOCK_BYTES: Final = 16 << 20
+"""Size from which on a block is returned to the system when it is freed."""
 
 _PLAIN: Final = ~(COMPRESSED | COMPRESSION_MASK | WRAPPED_BATCH)
 _NO_HOST: Final = bytes(8)
@@ -48,7 +53,7 @@ def read_partition(
     Raises:
         SourceError: the partition cannot be read; the text says what to do.
     """
-    keep_freed_memory()
+    keep_freed_memory(HEAP_KEPT_BYTES, HEAP_BLOCK_BYTES)
     for wanted in partition.ranges:
         yield from _RangeReader(wanted, names, schema, options).read()
 
