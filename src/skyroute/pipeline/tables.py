@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructField, StructType
 
-from skyroute.blocking import Admin
-from skyroute.client.session.signing import Credentials
 from skyroute.message.reserved_topics import DLQ_PREFIX, REPLY_SUFFIX, RETRY_PREFIX, is_system_topic
 from skyroute.pipeline.options import OptionsError
 
@@ -130,6 +128,9 @@ def attach(spark: "SparkSession", database: str, name_server: str, **options: st
         >>> spark.sql("USE rmq")
         >>> spark.sql("SELECT tags, count(*) FROM Orders GROUP BY tags").show()
     """
+    from skyroute.blocking import Admin  # noqa: PLC0415 - slow; Spark's processes need no Admin
+    from skyroute.client.session.signing import Credentials  # noqa: PLC0415 - as above
+
     with Admin(name_server, credentials=Credentials.from_environment()) as admin:
         view = admin.cluster()
         own_topics = {name for cluster in view.clusters for name in (cluster, f"{cluster}{REPLY_SUFFIX}")}
