@@ -29,17 +29,12 @@ from skyroute.pipeline.source.fetcher import Chunk, Fetcher
 from skyroute.pipeline.source.offset_lookup import report_loss
 from skyroute.pipeline.source.options import ReadOptions
 from skyroute.pipeline.source.planning import QueueRange, ReadPartition
-from skyroute.remoting.free_memory import keep_freed_memory
+from skyroute.pipeline.worker_memory import keep_worker_memory
 
 log = logging.getLogger(__name__)
 
 DECOMPRESSED_BYTES: Final = 64 << 20
 """Decompressed bytes per Arrow batch: a few compressed bytes can expand to any size."""
-
-HEAP_KEPT_BYTES: Final = 64 << 20
-"""Freed memory that a worker keeps, for the arrays of the next chunk."""
-HEAP_BLOCK_BYTES: Final = 16 << 20
-"""Size from which on a block is returned to the system when it is freed."""
 
 _PLAIN: Final = ~(COMPRESSED | COMPRESSION_MASK | WRAPPED_BATCH)
 _NO_HOST: Final = bytes(8)
@@ -53,7 +48,7 @@ def read_partition(
     Raises:
         SourceError: the partition cannot be read; the text says what to do.
     """
-    keep_freed_memory(HEAP_KEPT_BYTES, HEAP_BLOCK_BYTES)
+    keep_worker_memory()
     for wanted in partition.ranges:
         yield from _RangeReader(wanted, names, schema, options).read()
 
