@@ -34,12 +34,16 @@ async def test_clients_of_apaches_proxy_lose_nothing_through_every_fault(tmp_pat
         await asyncio.to_thread(proxy.start)
         try:
             sending = asyncio.to_thread(
-                *(run_official_client, tmp_path / "sender", proxy.address),
+                run_official_client,
+                tmp_path / "sender",
+                proxy.address,
                 *("keep_sending", "Faulty", str(SENDING_S), str(PER_S)),
                 timeout_s=180.0,
             )
             receiving = asyncio.to_thread(
-                *(run_official_client, tmp_path / "receiver", proxy.address),
+                run_official_client,
+                tmp_path / "receiver",
+                proxy.address,
                 *("keep_receiving", "receivers", "Faulty", str(INVISIBLE_S), "240"),
                 timeout_s=300.0,
             )
