@@ -233,9 +233,10 @@ class Dispatcher:
         return self._index_writer.has_keys and self.failure is None
 
     def write_backlog(self) -> None:
-        """As `try_write`; after enough backlogs, an index process takes over the keys."""
-        backlogs = self._index_writer.backlogs + 1
+        """As `try_write`; after enough backlogs with keys, an index process takes over the keys."""
+        backlogs = self._index_writer.backlogs
         self.try_write()
+        backlogs += self._index_writer.wrote_keys
         if self._index_writer.count_backlogs(backlogs) and self.failure is None and self._newest is None:
             self._index_writer.start_process(self._checkpoint.last_dispatched)
 

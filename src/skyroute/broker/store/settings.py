@@ -31,7 +31,7 @@ class StoreSettings:
     index_process: bool = True
     """Under load, a separate process writes the index, if there is a second processor."""
     index_process_after: int = 16
-    """Number of full backlogs in a row after which the index moves to its own process."""
+    """Number of full backlogs with keys in a row after which the index moves to its own process."""
     delays_ms: tuple[int, ...] = DELAYS_MS
     sync_flush: bool = False
     """Readers see only records that are on disk; the caller flushes before it responds to a send."""

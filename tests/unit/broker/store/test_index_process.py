@@ -132,6 +132,15 @@ def test_no_index_process_starts_under_low_load(tmp_path: Path) -> None:
         assert store.index_pid is None
 
 
+def test_no_index_process_starts_for_records_without_keys(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        for number in range(5 * RUSH):
+            store.append(draft("T", number % 3, b"%d" % number, {"TAGS": "tag"}), NOW_MS + number)
+        assert store.index_pid is None
+        check(store, rush(store, 0))
+        assert store.index_pid is not None
+
+
 @pytest.mark.parametrize("changes", [{"index_process": False}, {"index_enabled": False}])
 def test_the_index_process_can_be_disabled(tmp_path: Path, changes: dict[str, Any]) -> None:
     with closing(open_store(tmp_path, **changes)) as store:

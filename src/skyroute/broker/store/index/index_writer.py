@@ -25,7 +25,9 @@ class IndexWriter:
         self._progress_seen: IndexProgress | None = None
         """The progress of the process when its files were last read."""
         self.backlogs = 0
-        """Number of full backlogs since the last write for another reason."""
+        """Number of full backlogs with keys since the last write for another reason."""
+        self.wrote_keys = False
+        """Whether the last write had keys to add."""
         self._may_start_process = settings.index_process and index is not None and processors() > 1
 
     @property
@@ -47,6 +49,7 @@ class IndexWriter:
             FileWriteError: some keys are left for the next call.
         """
         end = position + size
+        self.wrote_keys = bool(self._keys)
         if self.process is not None and not self.process.request(end):
             self._take_over(end)
         if self.process is not None:
