@@ -33,7 +33,7 @@ from skyroute.message.message import Message
 from skyroute.message.queue_ref import QueueRef
 from skyroute.remoting.errors import ConnectError, ConnectionLostError, RemotingError
 from skyroute.remoting.tls_settings import TlsClientSettings
-from skyroute.wire.calls.clients import ConsumerData, ConsumeType, MessageModel, StartFrom
+from skyroute.wire.calls.clients import ConsumerData
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 from tests.network.certificates import Files, client_of
@@ -80,13 +80,6 @@ class Member:
 
     def topics(self) -> Iterable[str]:
         return self._topics
-
-
-class Consuming(Member):
-    """A consumer, as far as its session is concerned."""
-
-    def consumer_data(self) -> Iterable[ConsumerData]:
-        return (ConsumerData("c", ConsumeType.PULL, MessageModel.CLUSTERING, StartFrom.FIRST_OFFSET),)
 
 
 @asynccontextmanager
@@ -534,18 +527,6 @@ async def test_every_new_connection_to_a_broker_begins_with_a_heartbeat(cluster:
     assert cluster.seen(HEARTBEAT, NAME_SERVER) == []
 
 
-@pytest.mark.parametrize("consumes", [False, True])
-async def test_a_message_does_not_wait_for_the_first_heartbeat(
-    cluster: FakeCluster, session: Session, *, consumes: bool
-) -> None:
-    session.heartbeats.add(Consuming() if consumes else Member("g"))
-    await session.routes.find("T")
-    await session.call(cluster.broker().address, Request(ECHO))
-    await cluster.until_seen(HEARTBEAT, 1, "broker-a")
-    codes = [command.code for broker, command in cluster.heard if broker == "broker-a"]
-    assert codes == ([HEARTBEAT, ECHO] if consumes else [ECHO, HEARTBEAT])
-
-
 async def test_brokers_hear_of_us_again_and_again(cluster: FakeCluster) -> None:
     async with Session(cluster.address, heartbeat_interval_s=0.01) as session:
         session.heartbeats.add(Member("g"))
@@ -650,10 +631,8 @@ async def test_every_request_is_signed(cluster: FakeCluster) -> None:
         await producer.send_oneway(Message("T", b"body"))
         await cluster.until_seen(HEARTBEAT)
         await cluster.until_seen(RequestCode.SEND_MESSAGE_V2, 2)
-        await cluster.until_seen(RequestCode.WATCH_ROUTES, broker=NAME_SERVER)
     assert {command.code for _, command in cluster.heard} == {
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
-        RequestCode.WATCH_ROUTES,
         HEARTBEAT,
         RequestCode.SEND_MESSAGE_V2,
         UNREGISTER,

@@ -91,11 +91,6 @@ class Heartbeats:
         """Return the topics of all sources."""
         return {topic for source in self.sources for topic in source.topics()}
 
-    @property
-    def announces_consumers(self) -> bool:
-        """Whether the session has a consumer."""
-        return any(True for source in self.sources for _ in source.consumer_data())
-
     async def run(self) -> None:
         """Send heartbeats periodically."""
         while True:
@@ -106,11 +101,12 @@ class Heartbeats:
         """Send a heartbeat to every broker of every cached route; to slaves only if the session has a consumer."""
         if not self.sources:
             return
+        consuming = any(True for source in self.sources for _ in source.consumer_data())
         addresses = {
             address
             for brokers in self._session.routes.brokers.values()
             for broker_id, address in brokers.items()
-            if self.announces_consumers or broker_id == MASTER_ID
+            if consuming or broker_id == MASTER_ID
         }
         free = asyncio.Semaphore(AT_ONCE_MAX)
 

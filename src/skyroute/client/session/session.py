@@ -41,13 +41,6 @@ log = logging.getLogger(__name__)
 STOP_WAIT_S: Final = 3.0
 """How long `stop` waits for cancelled background tasks."""
 
-PRODUCER_HEARTBEAT_DELAY_S: Final = 0.1
-"""How long a new connection waits with its first heartbeat, unless the session has a consumer.
-
-It was opened to send a message, and any broker stores that of an unknown producer. A Java broker that has just become
-master needs more than 10 ms of processor for its first heartbeat, and the message would wait for it.
-"""
-
 FAST_PORT_STEP: Final = 2
 """The broker's second port, which takes everything but pulls, is this much below the first."""
 
@@ -258,14 +251,7 @@ class Session:
         """Send a heartbeat to a broker on a new connection: a restarted broker does not know this client."""
         for broker in self.routes.broker_addresses():
             if address in (broker, self.sending_address(broker)):
-                self.spawn(self._send_first_heartbeat(broker, address), name="first heartbeat")
-
-    async def _send_first_heartbeat(self, broker: str, address: str) -> None:
-        if not self.heartbeats.announces_consumers:
-            await asyncio.sleep(PRODUCER_HEARTBEAT_DELAY_S)
-            if address not in self.connections.by_address:
-                return
-        await self.heartbeats.send_to(broker)
+                self.spawn(self.heartbeats.send_to(broker), name="first heartbeat")
 
     # ----------------------------------------------------------------------------------------------------- requests
 
