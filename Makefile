@@ -89,7 +89,7 @@ texts: $(READY) ## collect the console's texts into its .po catalogue, and compi
 
 # Two processes side by side: most of the time they wait. Tests that share servers stay in one process, in order.
 PEERS_OF_BROKERS := tests/peers/broker tests/peers/access
-test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four languages, and tools; needs java, mvn, go, node and npm
+test-peers: $(READY) ## test with real Apache RocketMQ brokers, clients in four languages, proxy, and tools; needs java, mvn, go, node and npm
 	$(BIN)/python $(PYTEST) -o cache_dir=.pytest_cache/brokers $(PEERS_OF_BROKERS) $(PYTEST_ARGS) & \
 		$(BIN)/python $(PYTEST) tests/peers $(PEERS_OF_BROKERS:%=--ignore=%) $(PYTEST_ARGS); others=$$?; wait $$!; \
 		case "$$? $$others" in "0 0" $(if $(PYTEST_ARGS),| "0 5" | "5 0")) ;; *) exit 1 ;; esac

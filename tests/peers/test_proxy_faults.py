@@ -35,6 +35,7 @@ async def test_clients_of_apaches_proxy_lose_nothing_through_every_fault(tmp_pat
         try:
             sending = asyncio.to_thread(
                 run_official_client,
+                "python",
                 tmp_path / "sender",
                 proxy.address,
                 *("keep_sending", "Faulty", str(SENDING_S), str(PER_S)),
@@ -42,6 +43,7 @@ async def test_clients_of_apaches_proxy_lose_nothing_through_every_fault(tmp_pat
             )
             receiving = asyncio.to_thread(
                 run_official_client,
+                "python",
                 tmp_path / "receiver",
                 proxy.address,
                 *("keep_receiving", "receivers", "Faulty", str(INVISIBLE_S), "240"),

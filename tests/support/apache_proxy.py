@@ -1,4 +1,4 @@
-"""Apache's proxy, and the official 5.x Python client in an environment of its own."""
+"""Apache's proxy, and the official 5.x clients of Python, Go and Java, unmodified."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from tests.support.apache import (
     java,
     made_once,
 )
+from tests.support.foreign import build_go, build_java
 
 PYTHON_CLIENT = "rocketmq-python-client==5.1.2"
-SCENARIOS = Path(__file__).parents[1] / "peers" / "python5" / "official_client.py"
+JAVA_CLIENT = "5.2.0"
+PEERS = Path(__file__).parents[1] / "peers"
 
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+
+def _pom(artifact: str, version: str) -> str:
+    return f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
-  <groupId>skyroute.peers</groupId><artifactId>proxy</artifactId><version>1</version><packaging>pom</packaging>
+  <groupId>skyroute.peers</groupId><artifactId>peer</artifactId><version>1</version><packaging>pom</packaging>
   <dependencies>
-    <dependency><groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-proxy</artifactId>
-      <version>{APACHE}</version></dependency>
+    <dependency><groupId>org.apache.rocketmq</groupId><artifactId>{artifact}</artifactId>
+      <version>{version}</version></dependency>
   </dependencies>
 </project>
 """
@@ -59,13 +63,13 @@ class ApacheProxy(PeerProcess):
         return {**os.environ, "ROCKETMQ_HOME": str(self.home)}
 
     def command(self) -> list[str]:
-        lib = fetch_dependencies(f"apache-proxy-{APACHE}", _POM, f"Apache's proxy {APACHE}")
+        lib = fetch_dependencies(f"apache-proxy-{APACHE}", _pom("rocketmq-proxy", APACHE), f"Apache's proxy {APACHE}")
         main = ("org.apache.rocketmq.proxy.ProxyStartup", "-n", self.name_server, "-pm", "cluster")
         return java(lib, self.home, *main, "-pc", str(self._settings), options=(*SMALL_HEAP, "-Xmx512m"))
 
 
-def python_client() -> Path:
-    """Return the Python of an environment with the official client; pip installs it the first time.
+def python_client() -> list[str]:
+    """Return the command of the official Python client; pip installs it the first time, in an environment of its own.
 
     Raises:
         PeerUnavailableError: it cannot be installed.
@@ -78,22 +82,53 @@ def python_client() -> Path:
         if done.returncode != 0:
             raise PeerUnavailableError(f"pip could not install {PYTHON_CLIENT}:\n{done.stderr[-2000:]}")
 
-    return made_once(PYTHON_CLIENT.replace("==", "-"), install) / "env" / "bin" / "python"
+    environment = made_once(PYTHON_CLIENT.replace("==", "-"), install) / "env"
+    return [str(environment / "bin" / "python"), str(PEERS / "python5" / "official_client.py")]
 
 
-def run_official_client(home: Path, *arguments: str, timeout_s: float = 120.0) -> list[dict[str, Any]]:
-    """Run one scenario of the official client; return the JSON lines that it prints.
+def go_client() -> list[str]:
+    """Return the command of the official Go client of `go5/go.mod`; Go builds it the first time.
 
     Raises:
+        PeerUnavailableError: Go is missing, or could not build it.
+    """
+    return [str(build_go(PEERS / "go5"))]
+
+
+def java_client() -> list[str]:
+    """Return the command of the official Java client; Maven fetches it the first time.
+
+    Raises:
+        PeerUnavailableError: Java or Maven is missing, or Maven failed.
+    """
+    name = f"rocketmq-client-java-{JAVA_CLIENT}"
+    lib = fetch_dependencies(name, _pom("rocketmq-client-java", JAVA_CLIENT), name)
+    classes = build_java(PEERS / "java5" / "OfficialClient.java", lib)
+    options = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    return ["java", *options, "-cp", f"{classes}{os.pathsep}{lib}/*", "OfficialClient"]
+
+
+OFFICIAL_CLIENTS = {"python": python_client, "go": go_client, "java": java_client}
+
+
+def run_official_client(
+    language: str, home: Path, proxy: str, *arguments: str, timeout_s: float = 120.0
+) -> list[dict[str, Any]]:
+    """Run one scenario of an official client; return the JSON lines that it prints.
+
+    Raises:
+        PeerUnavailableError: this machine cannot run the client.
         PeerFailedError: it failed.
     """
     home.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "HOME": str(home)}
+    # Where each language's client writes its log.
+    logs = {"HOME": str(home), "rocketmq.client.logRoot": str(home), "JDK_JAVA_OPTIONS": f"-Duser.home={home}"}
+    environment = {**os.environ, **logs}
     environment.pop("PYTHONPATH", None)
-    command = [str(python_client()), str(SCENARIOS), *arguments]
+    command = [*OFFICIAL_CLIENTS[language](), proxy, *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment, cwd=home
     )
     if done.returncode != 0:
-        raise PeerFailedError(f"{arguments} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        raise PeerFailedError(f"{language}: {arguments} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.apache import PeerUnavailableError, made_once
+from tests.support.apache import PeerUnavailableError, compile_java, made_once
 
 _SPENT_ON_TOOLS_S = 600.0
 
@@ -36,6 +36,11 @@ def build_go(sources: Path) -> Path:
     return _made("go", [*sorted(sources.glob("*.go")), sources / "go.mod", sources / "go.sum"], build) / "program"
 
 
+def build_java(source: Path, lib: Path) -> Path:
+    """The folder with the classes of a Java program, compiled against the jars unless this very source was before."""
+    return _made("java", [source], lambda folder: compile_java([source], lib, folder))
+
+
 def install_node(package: Path) -> Path:
     """The folder `node_modules` with what a package.json asks for.
 
@@ -52,7 +57,7 @@ def install_node(package: Path) -> Path:
     return _made("node", [package], install) / "node_modules"
 
 
-def _made(kind: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
+def _made(kind: str, sources: Sequence[Path], make: Callable[[Path], object]) -> Path:
     """The folder that `make` fills from these sources."""
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 

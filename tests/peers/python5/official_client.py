@@ -77,7 +77,7 @@ def send(proxy, topic, count, *kinds):
     producer = Producer(configuration(proxy), (topic,))
     producer.startup()
     for at in range(int(count)):
-        more = {}
+        asked, more = time.time(), {}
         if "fifo" in kinds:
             more["message_group"] = "one"
         if kinds and kinds[0] == "delay":
@@ -85,17 +85,17 @@ def send(proxy, topic, count, *kinds):
         if kinds and kinds[0] == "tag":
             more["tag"] = kinds[1]
         receipt = producer.send(message(topic, f"{topic}-{at}", **more))
-        tell(sent=receipt.message_id, at=time.time())
+        tell(sent=receipt.message_id, asked=asked)
     producer.shutdown()
 
 
 def receive(proxy, group, topic, count, invisible_s, acks, timeout_s, expression="*"):
-    """Receive until `count` messages came; acknowledge the first `acks` of them."""
+    """Receive until `count` messages came; acknowledge the first `acks` of them. Tell when each was asked for."""
     consumer = simple_consumer(proxy, group, topic, expression=expression)
     got, deadline = 0, time.time() + float(timeout_s)
-    while got < int(count) and time.time() < deadline:
+    while got < int(count) and (asked := time.time()) < deadline:
         for found in received(consumer, 16, invisible_s):
-            tell(**describe(found), at=time.time())
+            tell(**describe(found), asked=asked, at=time.time())
             if got < int(acks):
                 consumer.ack(found)
             got += 1
@@ -186,7 +186,7 @@ class Listener(MessageListener):
         return ConsumeResult.FAILURE if self.fails else ConsumeResult.SUCCESS
 
 
-def push(proxy, group, topic, count, mode, timeout_s):
+def consume(proxy, group, topic, count, mode, timeout_s):
     """Consume with a listener that succeeds or fails, until it was called `count` times."""
     listener = Listener(mode == "fail")
     consumer = PushConsumer(configuration(proxy), group, listener, {topic: FilterExpression("*")})
