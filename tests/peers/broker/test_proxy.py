@@ -65,6 +65,10 @@ def transactional(client: Client, name: str) -> Lines:
     return client("receive", name, name, 2, 10, 2, 15)
 
 
+def checked(client: Client, name: str) -> Lines:
+    return client("check", name, name, 60)
+
+
 def tagged(client: Client, name: str) -> Lines:
     client("send", name, 2, "tag", "a")
     client("send", name, 3, "tag", "b")
@@ -84,6 +88,7 @@ def pushed(client: Client, name: str) -> Lines:
 LONGEST_FIRST: dict[Callable[[Client, str], Any], str] = {
     failing: "NORMAL",
     expiring: "NORMAL",
+    checked: "TRANSACTION",
     normal: "NORMAL",
     changed: "NORMAL",
     delayed: "DELAY",
@@ -97,6 +102,9 @@ LONGEST_FIRST: dict[Callable[[Client, str], Any], str] = {
 AT_ONCE = 9
 """Scenarios that run at the same time: more would delay each other on two cores."""
 
+SETTINGS = {"transactionCheckInterval": "5000"}
+"""Of the broker: 30 s would only make a test wait."""
+
 HAVE_PUSH_CONSUMERS = ("python", "java")
 """The Go client 5.1.2 has none: it receives in a loop instead, and gives failed messages back after a second."""
 
@@ -107,7 +115,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApacheProxy]:
     try:
         with (
             SkyrouteNameServer("ns", home / "ns") as name_server,
-            SkyrouteBroker("broker-a", home / "broker", [name_server.address]) as broker,
+            SkyrouteBroker("broker-a", home / "broker", [name_server.address], config=SETTINGS) as broker,
         ):
             asyncio.run(_prepare(name_server.address, broker.address))
             with ApacheProxy(home / "proxy", name_server.address, "PeerCluster") as proxy:
@@ -209,6 +217,10 @@ def test_delayed_messages_come_in_time(result: tuple[Lines, Lines]) -> None:
 
 def test_transactional_messages_come_if_committed(result: Lines) -> None:
     assert bodies(result) == ["commit"]
+
+
+def test_checked_transactions_come_if_committed_by_the_checker(result: Lines) -> None:
+    assert bodies(result) == ["checked"]
 
 
 @pytest.mark.parametrize("language", HAVE_PUSH_CONSUMERS, indirect=True)

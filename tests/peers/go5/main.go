@@ -21,7 +21,7 @@ import (
 
 const polling = 5 * time.Second
 
-func check(err error) {
+func must(err error) {
 	if err != nil {
 		panic(err)
 	}
@@ -29,7 +29,7 @@ func check(err error) {
 
 func number(word string) int {
 	value, err := strconv.Atoi(word)
-	check(err)
+	must(err)
 	return value
 }
 
@@ -43,7 +43,7 @@ func now() float64 {
 
 func tell(members map[string]interface{}) {
 	line, err := json.Marshal(members)
-	check(err)
+	must(err)
 	fmt.Println(string(line))
 }
 
@@ -60,8 +60,8 @@ func startProducer(proxy, topic string) rocketmq.Producer {
 		return rocketmq.COMMIT
 	}}
 	producer, err := rocketmq.NewProducer(config, rocketmq.WithTopics(topic), rocketmq.WithTransactionChecker(checker))
-	check(err)
-	check(producer.Start())
+	must(err)
+	must(producer.Start())
 	return producer
 }
 
@@ -71,8 +71,8 @@ func startConsumer(proxy, group, topic, expression string) rocketmq.SimpleConsum
 	consumer, err := rocketmq.NewSimpleConsumer(
 		config, rocketmq.WithAwaitDuration(polling), rocketmq.WithSubscriptionExpressions(filters),
 	)
-	check(err)
-	check(consumer.Start())
+	must(err)
+	must(consumer.Start())
 	return consumer
 }
 
@@ -110,10 +110,10 @@ func send(proxy, topic string, count int, kinds []string) {
 			}
 		}
 		receipts, err := producer.Send(context.Background(), message)
-		check(err)
+		must(err)
 		tell(map[string]interface{}{"sent": receipts[0].MessageID, "asked": asked})
 	}
-	check(producer.GracefulStop())
+	must(producer.GracefulStop())
 }
 
 // receive receives until `count` messages came, and acknowledges the first `acks` of them. It tells when each was
@@ -124,7 +124,7 @@ func receive(consumer rocketmq.SimpleConsumer, count int, invisible time.Duratio
 		for _, found := range received(consumer, 16, invisible) {
 			tell(describe(found, asked))
 			if got < acks {
-				check(consumer.Ack(context.Background(), found))
+				must(consumer.Ack(context.Background(), found))
 			}
 			got++
 		}
@@ -139,9 +139,9 @@ func change(consumer rocketmq.SimpleConsumer, first, second time.Duration, deadl
 			seen++
 			tell(describe(found, asked))
 			if seen == 1 {
-				check(consumer.ChangeInvisibleDuration(found, second))
+				must(consumer.ChangeInvisibleDuration(found, second))
 			} else {
-				check(consumer.Ack(context.Background(), found))
+				must(consumer.Ack(context.Background(), found))
 			}
 		}
 	}
@@ -155,30 +155,35 @@ func consume(consumer rocketmq.SimpleConsumer, count int, fails bool, deadline t
 			got++
 			tell(describe(found, asked))
 			if fails {
-				check(consumer.ChangeInvisibleDuration(found, time.Second))
+				must(consumer.ChangeInvisibleDuration(found, time.Second))
 			} else {
-				check(consumer.Ack(context.Background(), found))
+				must(consumer.Ack(context.Background(), found))
 			}
 		}
 	}
+}
+
+func sendHalf(producer rocketmq.Producer, topic, body string) rocketmq.Transaction {
+	transaction := producer.BeginTransaction()
+	message := &rocketmq.Message{Topic: topic, Body: []byte(body)}
+	_, err := producer.SendWithTransaction(context.Background(), message, transaction)
+	must(err)
+	return transaction
 }
 
 // transactions sends one message that is committed, and one that is rolled back.
 func transactions(proxy, topic string) {
 	producer := startProducer(proxy, topic)
 	for _, name := range []string{"commit", "rollback"} {
-		transaction := producer.BeginTransaction()
-		message := &rocketmq.Message{Topic: topic, Body: []byte(name)}
-		_, err := producer.SendWithTransaction(context.Background(), message, transaction)
-		check(err)
+		transaction := sendHalf(producer, topic, name)
 		if name == "commit" {
-			check(transaction.Commit())
+			must(transaction.Commit())
 		} else {
-			check(transaction.RollBack())
+			must(transaction.RollBack())
 		}
 		tell(map[string]interface{}{"done": name})
 	}
-	check(producer.GracefulStop())
+	must(producer.GracefulStop())
 }
 
 func main() {
@@ -202,10 +207,15 @@ func main() {
 		receive(consumer, number(words[2]), seconds(words[3]), number(words[4]), ends(words[5]))
 	case "change":
 		change(consumer, seconds(words[2]), seconds(words[3]), ends(words[4]))
+	case "check": // send a half message and leave it to the checker; receive it
+		producer := startProducer(proxy, words[1])
+		sendHalf(producer, words[1], "checked")
+		receive(consumer, 1, 10*time.Second, 1, ends(words[2]))
+		must(producer.GracefulStop())
 	case "consume":
 		consume(consumer, number(words[2]), words[3] == "fail", ends(words[4]))
 	default:
 		panic("unknown scenario: " + scenario)
 	}
-	check(consumer.GracefulStop())
+	must(consumer.GracefulStop())
 }

@@ -161,6 +161,14 @@ public final class OfficialClient {
         }
     }
 
+    /** Sends a half message and leaves it to the checker; receives it. */
+    private static void check(String group, String topic, Duration timeout) throws Exception {
+        try (Producer producer = producer(topic); SimpleConsumer consumer = consumer(group, topic, "*")) {
+            producer.send(message(topic, "checked").build(), producer.beginTransaction());
+            receive(consumer, 1, Duration.ofSeconds(10), 1, timeout);
+        }
+    }
+
     private static Duration seconds(String word) {
         return Duration.ofSeconds(Long.parseLong(word));
     }
@@ -172,6 +180,9 @@ public final class OfficialClient {
                 break;
             case "transactions":
                 transactions(words.get(0));
+                break;
+            case "check":
+                check(words.get(0), words.get(1), seconds(words.get(2)));
                 break;
             case "consume":
                 consume(words.get(0), words.get(1), Integer.parseInt(words.get(2)), words.get(3).equals("fail"),

@@ -175,6 +175,15 @@ def transactions(proxy, topic):
     producer.shutdown()
 
 
+def check(proxy, group, topic, timeout_s):
+    """Send a half message and leave it to the checker; receive it."""
+    producer = Producer(configuration(proxy), (topic,), checker=Checker())
+    producer.startup()
+    producer.send(message(topic, "checked"), producer.begin_transaction())
+    receive(proxy, group, topic, 1, 10, 1, timeout_s)
+    producer.shutdown()
+
+
 class Listener(MessageListener):
     def __init__(self, fails):
         self.fails = fails
