@@ -351,14 +351,11 @@ def test_the_index_process_of_a_killed_broker_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_reading_keys_passes_over_records_without_keys(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch, host: str
-) -> None:
+def test_reading_keys_passes_over_records_without_keys(store: MessageStore, host: str) -> None:
     plain = msgspec.structs.replace(draft("T", 0, b"KEY", {"a": "b"}), raw_born_host=encode_host(host, 1))
     appended = [store.append(plain, NOW_MS + number) for number in range(20)]
-    monkeypatch.setattr(keys_module, "READ_BYTES", 5 * appended[0].record_bytes)
     rush(store, 0, 2)
-    reader, found, position = keys_module.KeyReader(store._log.find), [], 0
+    reader, found, position = keys_module.KeyReader(store._log.find, 5 * appended[0].record_bytes), [], 0
     keys: list[keys_module.Key] = []
     while (newest := reader.read(position, store.max_position, keys)) is not None:
         found.append(newest)

@@ -26,10 +26,11 @@ Key = tuple[int, int, int]
 
 
 class KeyReader:
-    """Reads the keys of records from the log. The records are known to be intact."""
+    """Reads the keys of records from the log, `read_bytes` at a time. The records are known to be intact."""
 
-    def __init__(self, find_segment: Callable[[int], Segment | None]) -> None:
+    def __init__(self, find_segment: Callable[[int], Segment | None], read_bytes: int = READ_BYTES) -> None:
         self._find_segment = find_segment
+        self._read_bytes = read_bytes
         self._topics: dict[bytes, str] = {}
 
     def read(self, position: int, stop: int, keys: list[Key]) -> tuple[int, int, int] | None:
@@ -48,7 +49,7 @@ class KeyReader:
         return None
 
     def _read_segment(self, segment: Segment, position: int, stop: int, keys: list[Key]) -> tuple[int, int, int] | None:
-        read_bytes = READ_BYTES
+        read_bytes = self._read_bytes
         magic: int
         sys_flag: int
         stored_at_ms: int
