@@ -22,6 +22,7 @@ from tests.spark.server_runs import BEGIN_S, ServerRun, simulate_many, steps
 from tests.support.clock import ManualClock
 from tests.support.waiting import wait_until
 from tests.unit.nameserver.journal.changes import STOP, catch_up, joined, open_journal
+from tests.unit.routing.brokers import READ_ONLY, registration
 
 HOUR_MS = 3_600_000
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
@@ -40,6 +41,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[ServerRun]:
         found.append(run)
 
     simulate_many(80, steps, simulate)
+    read_only = registration(topics={"T1": READ_ONLY}, version=2)
+    simulate(len(found) + 1, [(1.0, ("register", registration(topics=["T1"]), 1)), (60.0, ("register", read_only, 1))])
     return found
 
 
