@@ -39,8 +39,8 @@ HideOthers = Callable[[Filter], Filter]
 class SharedRetryTopics:
     """Access to retry topics that belong to several groups.
 
-    `%RETRY%a_b` is the retry topic of group `a_b`, and the POP retry topic of group `a` for topic `b`. The right to the
-    first group is none to the messages of the other one.
+    `%RETRY%a_b` is the retry topic of group `a_b`, and the POP retry topic of group `a` for topic `b`. The right to
+    read one group does not include the messages of the other one.
     """
 
     groups_of: Callable[[str], Iterable[str]]
