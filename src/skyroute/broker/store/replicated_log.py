@@ -26,6 +26,9 @@ RECORDS_A_STEP: Final = 1_000
 SEARCH_BYTES: Final = 1 << 20
 """Bytes that have to arrive behind a damaged header before the next search for a record."""
 
+DISPATCHED_MAPPED_MAX: Final = 16 << 20
+"""Mapped bytes of dispatched records after which their pages are released."""
+
 _WORDS: Final = Struct(">iI")
 
 
@@ -42,6 +45,7 @@ class ReplicatedLog:
         self._search_at = 0
         """End of the log at which the search behind a damaged header is repeated."""
         self._topics: dict[bytes, str] = {}
+        self._mapped_bytes = 0
 
     def step(self) -> tuple[dict[tuple[str, int], None], bool]:
         """Dispatch up to `RECORDS_A_STEP` records; return the queues with new messages, and whether to call again.
@@ -67,7 +71,10 @@ class ReplicatedLog:
                 left -= 1
                 if not left:
                     break
-            self._log.account_for(self.position - begin)
+            self._mapped_bytes += self.position - begin
+            if is_over or self._mapped_bytes > DISPATCHED_MAPPED_MAX:
+                self._mapped_bytes = 0
+                segment.release_memory()
             if not left:
                 return arrived, True
             if not (self._end_segment(segment) if is_over else self._skip_damage(segment)):

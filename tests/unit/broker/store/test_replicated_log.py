@@ -9,6 +9,7 @@ import pytest
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import ForeignLogError
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.replicated_log import DISPATCHED_MAPPED_MAX
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.message.host import encode_host
 
@@ -279,3 +280,30 @@ def test_a_truncated_store_keeps_only_the_rest_after_a_restart(
     put(slave, sum(ends.values()))
     put(slave, sum(ends.values()) + 1)
     assert log_bytes(slave) == content[: slave.max_position]
+
+
+def resident_bytes(folder: Path) -> int:
+    """Return the bytes of mapped files of a folder that are in this process's memory."""
+    found, is_here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.partition(" ")[0]:
+            is_here = str(folder) in line
+        elif is_here and line.startswith("Rss:"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells the pages of a mapping")
+def test_a_slave_releases_the_pages_of_dispatched_records(tmp_path: Path) -> None:
+    settings = StoreSettings(log_segment_bytes=3 * DISPATCHED_MAPPED_MAX, index_process=False)
+    master = open_store(tmp_path / "master", follows=False, settings=settings)
+    slave = open_store(tmp_path / "slave", settings=settings)
+    body, most = bytes(1 << 20), 0
+    while slave.max_position < 5 * DISPATCHED_MAPPED_MAX:
+        before = master.max_position
+        master.append(Draft("Orders", 0, body, b"", NOW_MS, HOST, HOST), NOW_MS)
+        slave.append_raw(before, log_bytes(master, before))
+        dispatch(slave)
+        most = max(most, resident_bytes(tmp_path / "slave" / "commitlog"))
+    assert 0 < most < DISPATCHED_MAPPED_MAX + 3 * len(body)
+    assert bodies(slave) == bodies(master)
