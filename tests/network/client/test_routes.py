@@ -267,10 +267,56 @@ async def test_a_topic_without_writable_queues_raises_the_reason(cluster: FakeCl
     cluster.on(ROUTE, lambda *_: Reply(body=route))
     async with Producer("g", cluster.address) as producer:
         with pytest.raises(NoRouteError, match="has no writable queue: check that its brokers have a master"):
-            await producer.send(Message("T", b"x"))
+            await producer.send(Message("T", b"x"), timeout_s=0.2)
         cluster.heal(ROUTE)
         await producer.session.routes.refresh("T")
         await producer.send(Message("T", b"x"))
+
+
+async def test_a_topic_without_write_permission_raises_at_once(cluster: FakeCluster) -> None:
+    cluster.on(ROUTE, lambda *_: Reply(body=route_body({"x": {1: "127.0.0.1:1"}}, perm=4)))
+    async with Producer("g", cluster.address) as producer, asyncio.timeout(WAIT_S):
+        with pytest.raises(NoRouteError):
+            await producer.send(Message("T", b"x"), timeout_s=10 * WAIT_S)
+
+
+@pytest.mark.parametrize("watch_routes", [False, True])
+async def test_sends_wait_for_a_new_master(cluster: FakeCluster, *, watch_routes: bool) -> None:
+    async with (
+        Session(cluster.address, watch_routes=watch_routes) as session,
+        Producer("g", session=session) as producer,
+    ):
+        replica = route_body({"broker-a": {1: cluster.broker().address}})
+        cluster.on(ROUTE, lambda *_: Reply(body=replica))
+        async with asyncio.TaskGroup() as group:
+            sends = [group.create_task(producer.send(Message("T", b"x"))) for _ in range(100)]
+            asked = len(await cluster.until_seen(ROUTE, 3))
+            assert not any(send.done() for send in sends)
+            cluster.heal(ROUTE)
+        assert len(cluster.seen(ROUTE)) <= asked + 2  # all of them share the requests
+        assert len(cluster.stored_bodies("T")) == 100
+
+
+async def test_a_lost_send_goes_on_with_the_new_master() -> None:
+    async with fake_cluster(topics={"T": 1}) as other, fake_cluster(topics={"T": 1}) as cluster:
+        async with Producer("g", cluster.address) as producer:
+            await producer.send(Message("T", b"1"))
+            await cluster.broker().stop()
+            routes = [{1: other.broker().address}] * 3 + [{0: other.broker().address}]
+            cluster.on(
+                ROUTE, lambda *_: Reply(body=route_body({"broker-a": routes.pop(0) if routes[1:] else routes[0]}))
+            )
+            await producer.send(Message("T", b"2"))
+        assert other.stored_bodies("T") == [b"2"]
+
+
+async def test_the_replicas_of_a_lost_master_are_connected_early(cluster: FakeCluster) -> None:
+    address = cluster.broker().address
+    async with Session(cluster.address) as session, Producer("g", session=session):
+        for brokers in ({0: "127.0.0.1:1", 1: address}, {1: address, 2: "127.0.0.1:1"}):
+            session.routes.store("T", decode_route(route_body({"broker-a": brokers})))
+        (heartbeat,) = await cluster.until_seen(RequestCode.HEART_BEAT)
+        assert [each["groupName"] for each in heartbeat.value["producerDataSet"]] == ["g"]
 
 
 # ----------------------------------------------------------------------------------------------------- name servers

@@ -9,9 +9,17 @@ from typing import Final, TypeVar
 from skyroute.client.errors import BrokerRefusedError, NoBrokerError, NoRouteError, NotLeaderError, refusal
 from skyroute.client.producing.in_flight import InFlight
 from skyroute.client.producing.prepared_message import Outbound
-from skyroute.client.producing.queue_selection import FAILURE_LATENCY_S, SLOW_S, BrokerHealth, Rotation, publish_queues
+from skyroute.client.producing.queue_selection import (
+    FAILURE_LATENCY_S,
+    SLOW_S,
+    BrokerHealth,
+    Rotation,
+    awaits_master,
+    publish_queues,
+)
 from skyroute.client.results import SendResult, SendStatus
 from skyroute.client.session.session import Session
+from skyroute.client.session.shared_task import outcome_of
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
@@ -42,7 +50,10 @@ RETRIED_CODES: Final = frozenset(
 """Response codes after which another broker is tried."""
 
 RETRY_PAUSE_S: Final = 0.1
-"""Pause before a retry with the same broker, if there is no other; it doubles with each retry."""
+"""Pause before a retry with the same broker, if there is no other; it doubles with each retry.
+
+A new route ends the pause.
+"""
 
 ROUTE_RETRY_S: Final = 1.0
 """How long the missing route of a topic is remembered, before it is read again."""
@@ -82,6 +93,8 @@ class Delivery:
         self._rotations: dict[str, tuple[TopicRoute, Rotation]] = {}
         self._provisional: dict[str, tuple[float, Rotation]] = {}
         """Queues of topics that do not exist yet, and when their route is read again."""
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        """By topic: sends that wait for a master share one request."""
         self._failed_refreshes = LogBackoff()
         """Topics whose routes cannot be refreshed."""
 
@@ -125,7 +138,10 @@ class Delivery:
                     rotation = self._known_rotation(topic) or await self.rotation(topic, deadline - now())
                     queue = choose(rotation.queues) if choose else rotation.next(failed_brokers or self.avoided())
                     if queue.broker_name in failed_brokers:
-                        await asyncio.sleep(max(0.0, min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now())))
+                        pause_s = max(0.0, min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now()))
+                        await self._session.routes.until_changed(topic, pause_s)
+                        rotation = self._known_rotation(topic) or await self.rotation(topic, deadline - now())
+                        queue = choose(rotation.queues) if choose else rotation.next(self.avoided())
                     address = self._known_address(queue) or await self.address(topic, queue, deadline - now())
                     sent_at = now()
                     if sent_at >= deadline:
@@ -210,7 +226,7 @@ class Delivery:
         return known[1] if known is not None and known[0] is self._session.routes.cached(topic) else None
 
     async def rotation(self, topic: str, timeout_s: float | None = None) -> Rotation:
-        """Return the rotation over the writable queues of a topic.
+        """Return the rotation over the writable queues of a topic. With a timeout, wait for a master in a fail-over.
 
         Raises:
             NoRouteError: no broker serves the topic, and none would create it; or none of its queues can be written.
@@ -233,6 +249,9 @@ class Delivery:
                 return rotation  # a concurrent send has stored it
             route = found
         queues = publish_queues(topic, route)
+        if not queues and timeout_s is not None and awaits_master(route):
+            route = await self._await_master(topic, route, timeout_s)
+            queues = publish_queues(topic, route)
         if not queues:
             self._session.spawn(self._refresh_route(topic), name="route refresh without queues")
             raise NoRouteError(
@@ -242,6 +261,28 @@ class Delivery:
         self._rotations[topic] = (route, rotation)
         self._provisional.pop(topic, None)
         return rotation
+
+    async def _await_master(self, topic: str, route: TopicRoute, timeout_s: float) -> TopicRoute:
+        """Wait until one of the replicas has become master, and return the newest route."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while awaits_master(route):
+                    look = self._looks.get(topic)
+                    if look is None:
+                        look = self._session.spawn(self._look_for_master(topic), name="look for a master")
+                        self._looks[topic] = look
+                        look.add_done_callback(lambda _: self._looks.pop(topic))
+                    await outcome_of(look)
+                    route = self._session.routes.cached(topic) or route
+        return route
+
+    async def _look_for_master(self, topic: str) -> None:
+        """Read the route again. If it has not changed, wait a moment for a change."""
+        routes = self._session.routes
+        before = routes.cached(topic)
+        await self._refresh_route(topic)
+        if routes.cached(topic) is before:
+            await routes.until_changed(topic, RETRY_PAUSE_S)
 
     async def _find_route(self, topic: str) -> TopicRoute | Rotation:
         try:

@@ -37,6 +37,14 @@ def publish_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
     )
 
 
+def awaits_master(route: TopicRoute) -> bool:
+    """Return whether a broker with writable queues has lost its master, and one of its replicas may become it."""
+    replicated = {group.name for group in route.groups if group.addresses and MASTER_ID not in group.addresses}
+    return any(
+        queues.broker_name in replicated and queues.settings.permission & Permission.WRITE for queues in route.queues
+    )
+
+
 def _logical_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
     """Return the queues of a static topic, by id."""
     return [QueueRef(topic, name, queue_id) for name, queue_id in logical_leaders(route)]

@@ -83,6 +83,20 @@ class RouteCache:
             await asyncio.wait({task})
         return await self.refresh(topic)
 
+    async def until_changed(self, topic: str, timeout_s: float) -> None:
+        """Wait until the cached route of a topic changes, or until the time is over."""
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def listen(name: str, _before: TopicRoute | None, _after: TopicRoute) -> None:
+            if name == topic and not changed.done():
+                changed.set_result(None)
+
+        self.listeners.add(listen)
+        try:
+            await asyncio.wait({changed}, timeout=timeout_s)
+        finally:
+            self.listeners.discard(listen)
+
     async def _fetch_and_store(self, topic: str) -> TopicRoute:
         route = await self._fetch(topic)
         if route is None:

@@ -10,12 +10,14 @@ import random
 import socket
 import ssl
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import Any, Final, Self, TypedDict
 
 from skyroute.client.arguments import check_flags, check_kind, check_methods, check_texts, check_times
 from skyroute.client.errors import ArgumentError, ClientError, NoNameServerError, refusal
 from skyroute.client.session.connections import Connections
-from skyroute.client.session.heartbeats import Heartbeats
+from skyroute.client.session.heartbeats import AT_ONCE_MAX, Heartbeats
 from skyroute.client.session.incoming_requests import IncomingRequests
 from skyroute.client.session.name_servers import NameServers
 from skyroute.client.session.route_cache import RouteCache
@@ -26,10 +28,10 @@ from skyroute.errors import SkyrouteError
 from skyroute.message.errors import HostError, InvalidNameError
 from skyroute.message.message_ids import MessageIds
 from skyroute.message.names import check_group
-from skyroute.remoting.errors import RemotingError
+from skyroute.remoting.errors import ConnectError, RemotingError
 from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.remoting.tls_settings import TlsClientSettings
-from skyroute.routing.topology import TopicRoute
+from skyroute.routing.topology import MASTER_ID, TopicRoute
 from skyroute.wire.calls.route import decode_route, encode_route_query
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
@@ -154,6 +156,7 @@ class Session:
             raise ArgumentError(f"client_ip is {client_ip!r}: expected an IP address") from None
         self.credentials = credentials
         self.routes = RouteCache(self._fetch_route)
+        self.routes.listeners.add(self._on_route)
         self._route_poll_interval_s = route_poll_interval_s
         self._failed_refreshes = LogBackoff()
         """By topic; "" is the address server."""
@@ -252,6 +255,24 @@ class Session:
         for broker in self.routes.broker_addresses():
             if address in (broker, self.sending_address(broker)):
                 self.spawn(self.heartbeats.send_to(broker), name="first heartbeat")
+
+    def _on_route(self, _topic: str, before: TopicRoute | None, after: TopicRoute) -> None:
+        """Connect to the replicas of a lost master: one becomes master, and a first heartbeat takes it a while."""
+        if before is None or not self.heartbeats.sources:
+            return
+        had_master = {group.name for group in before.groups if MASTER_ID in group.addresses}
+        replicas = (
+            address
+            for group in after.groups
+            if group.name in had_master and MASTER_ID not in group.addresses
+            for address in group.addresses.values()
+        )
+        for address in islice(replicas, AT_ONCE_MAX):
+            self.spawn(self._connect_early(address), name="connection to a replica")
+
+    async def _connect_early(self, address: str) -> None:
+        with suppress(ConnectError):  # the next request to it reports that
+            await self.connections.get(self.sending_address(address))
 
     # ----------------------------------------------------------------------------------------------------- requests
 
