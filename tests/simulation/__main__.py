@@ -86,13 +86,13 @@ def _run_many(arguments: argparse.Namespace) -> int:
 
 
 def _in_processes(call: Callable[[W], R], work: Iterable[W], processes: int) -> Iterator[R]:
-    """Yield the results of calls in their order; begin a call only when a process is free."""
+    """Yield the results of calls in their order. One call for each process waits, so that none of them is idle."""
     rest = iter(work)
     with Pool(processes, maxtasksperchild=RUNS_A_PROCESS) as pool:
         waiting: deque[AsyncResult[Any]] = deque()
         for each in rest:
             waiting.append(pool.apply_async(call, (each,)))
-            if len(waiting) >= processes:
+            if len(waiting) > 2 * processes:
                 yield waiting.popleft().get()
         while waiting:
             yield waiting.popleft().get()
