@@ -6,6 +6,7 @@ topic is asked for in every dialect and form, and each answer is compared with o
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -88,8 +89,7 @@ class PreparedRoutesMachine(RouteTableMachine):
 
     @rule(topic=st.sampled_from(TOPICS), value=st.sampled_from(("a:8", "b:4")))
     def put_order_config(self, topic: str, value: str) -> None:
-        before = self.kv.get(ORDER_TOPICS, topic)
-        self.kv.put(ORDER_TOPICS, topic, value)
+        before = asyncio.run(self.kv.put(ORDER_TOPICS, topic, value))
         self.routes.forget(*invalidated_by([KvChanged(ORDER_TOPICS, topic, before, value, "10.0.0.9:1")]))
 
     @rule(acting_master=st.booleans(), order=st.booleans())

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import threading
 from pathlib import Path
+
+import pytest
 
 from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, register
-from tests.support.connections import AsyncConnection, connection_to
+from tests.support.connections import WAIT_S, AsyncConnection, connection_to
 from tests.support.servers import running
 
 
@@ -53,6 +58,25 @@ async def test_what_was_answered_is_on_disk_and_there_after_a_restart(tmp_path: 
         assert answer.fields == {"value": "broker-a:4"}
         assert (await line.call(101, {"namespace": "ns", "key": "gone"})).code == ResponseCode.QUERY_NOT_FOUND
         assert (await line.call(MASTER.request)).text == '{"table":{"TopicA":"broker-a:4"}}'
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "body"),
+    [(100, {"namespace": "ns", "key": "a", "value": "1"}, b""), (318, {}, b"enableTopicList=false")],
+)
+async def test_nobody_else_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, fields: dict[str, str], body: bytes
+) -> None:
+    works = threading.Event()
+    async with running(tmp_path) as here, connection_to(here.address) as line, connection_to(here.address) as other:
+        monkeypatch.setattr(os, "fdatasync", lambda _: works.wait(WAIT_S))
+        change = asyncio.ensure_future(line.call(code, fields, body))
+        try:
+            assert (await other.call(105, {"topic": "T"})).code == ResponseCode.TOPIC_NOT_EXIST
+            assert not change.done()
+        finally:
+            works.set()
+        assert (await change).code == ResponseCode.SUCCESS
 
 
 async def test_a_restart_forgets_routes_and_nothing_else(tmp_path: Path) -> None:

@@ -162,8 +162,8 @@ def write_delays(folder: Path) -> bytes:
 
 def write_kv(folder: Path) -> bytes:
     kv = KvConfig(folder / "kvConfig.json")
-    kv.put("ORDER_TOPIC_CONFIG", "T", "broker-a:2")
-    kv.put("own", "key", "中")
+    asyncio.run(kv.put("ORDER_TOPIC_CONFIG", "T", "broker-a:2"))
+    asyncio.run(kv.put("own", "key", "中"))
     return (folder / "kvConfig.json").read_bytes()
 
 

@@ -18,7 +18,7 @@ from skyroute.controller.heartbeats import Heartbeats, ReplicaKey
 from skyroute.controller.leadership import Leadership
 from skyroute.controller.rules import Election, GroupView, MasterInfo, Outcome, SyncState
 from skyroute.controller.state import GroupState, LiveReplicas, Progress
-from skyroute.remoting.dispatch import Answer, Handler, Peer
+from skyroute.remoting.dispatch import Answer, Handler, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.settings.updates import update_settings
 from skyroute.wire.calls.controller import (
@@ -313,8 +313,11 @@ class ControllerHandlers:
     def get_config(self, _request: Request, _peer: Peer) -> Response:
         return Response(body=self.config.render().encode())
 
-    def update_config(self, request: Request, peer: Peer) -> Response:
-        update_settings(self.config, request, peer)
+    def update_config(self, request: Request, peer: Peer) -> Answer:
+        return OrderedResponse(self._update_config(request, peer))
+
+    async def _update_config(self, request: Request, peer: Peer) -> Response:
+        await update_settings(self.config, request, peer)
         return Response()
 
     def _live(self, group: GroupState | None) -> LiveReplicas:

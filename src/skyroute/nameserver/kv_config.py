@@ -4,6 +4,7 @@ Brokers do not repeat it, unlike routes, so a change is on disk before it is vis
 same format: `{"configTable":{namespace:{key:value}}}`.
 """
 
+import asyncio
 import logging
 from collections.abc import Generator
 from pathlib import Path
@@ -27,6 +28,7 @@ class _KvFile(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
 class KvConfig:
     """The table by namespace and key. The key-value handlers write it, the route handlers read it.
 
+    Changes are made one after the other; a thread writes the file, so that nobody waits for the disk but their clients.
     A namespace whose last key was deleted still exists.
     """
 
@@ -36,6 +38,7 @@ class KvConfig:
         self._table: Table = {}
         self._bodies: dict[str, bytes] = {}
         """Encoded namespaces, cached until the next change."""
+        self._changing = asyncio.Lock()
 
     def __repr__(self) -> str:
         entry_count = sum(map(len, self._table.values()))
@@ -106,29 +109,34 @@ class KvConfig:
         """Return a copy of all namespaces."""
         return {namespace: dict(entries) for namespace, entries in self._table.items()}
 
-    def put(self, namespace: str, key: str, value: str) -> None:
-        """Set one entry, and create its namespace if needed.
+    async def put(self, namespace: str, key: str, value: str) -> str | None:
+        """Set one entry, and create its namespace if needed. Return its previous value.
 
         Raises:
             KvConfigRefusedError: the table would exceed its bound.
             FileWriteError: the file cannot be written; nothing was changed.
         """
-        self._store({**self._table, namespace: {**self._table.get(namespace, {}), key: value}})
+        async with self._changing:
+            before = self.get(namespace, key)
+            await self._store({**self._table, namespace: {**self._table.get(namespace, {}), key: value}})
+            return before
 
-    def delete(self, namespace: str, key: str) -> bool:
-        """Remove one entry. Return False, and write nothing, if it does not exist.
+    async def delete(self, namespace: str, key: str) -> str | None:
+        """Remove one entry, and return its value. Return None, and write nothing, if it does not exist.
 
         Raises:
             FileWriteError: the file cannot be written; nothing was changed.
         """
-        if key not in self._table.get(namespace, {}):
-            return False
-        entries = dict(self._table[namespace])  # a copy, then one deletion: a loop takes 0.2 s with a million entries
-        del entries[key]
-        self._store({**self._table, namespace: entries})
-        return True
+        async with self._changing:
+            if (before := self.get(namespace, key)) is None:
+                return None
+            # A copy, then one deletion: a loop takes 0.2 s with a million entries.
+            entries = dict(self._table[namespace])
+            del entries[key]
+            await self._store({**self._table, namespace: entries})
+            return before
 
-    def _store(self, table: Table) -> None:
+    async def _store(self, table: Table) -> None:
         try:
             content = msgspec.json.encode({"configTable": table})
         except UnicodeEncodeError as error:
@@ -137,7 +145,7 @@ class KvConfig:
             raise KvConfigRefusedError(
                 f"the table would take {len(content)} bytes, more than kvConfigMaxBytes={self._bytes_max}"
             )
-        replace_file(self._path, content)
+        await asyncio.to_thread(replace_file, self._path, content)
         self._table = table
         self._bodies.clear()
 

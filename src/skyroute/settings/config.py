@@ -4,6 +4,7 @@ A value comes from the built-in default, the environment, the properties file or
 Files and lists have RocketMQ's names and units, fields have ours. `Setting.field_value` and `file_value` convert.
 """
 
+import asyncio
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -138,6 +139,7 @@ class ServerConfig(AccessConfig):
     _given: set[str] = field(default_factory=set, init=False, repr=False)
     _in_file: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _black_list: frozenset[str] = field(default=frozenset(), init=False, repr=False)
+    _updating: asyncio.Lock = field(default_factory=asyncio.Lock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self._set_machine_defaults()
@@ -258,8 +260,8 @@ class ServerConfig(AccessConfig):
         for line in _format_lines(known).splitlines():
             log.info("setting %s", line)
 
-    def apply_update(self, text: str) -> frozenset[str]:
-        """Apply new values from a properties text: all of them, to the file first, or none.
+    async def apply_update(self, text: str) -> frozenset[str]:
+        """Apply new values from a properties text: all of them, to the file first, or none. One update at a time.
 
         Keys that `render` does not list are ignored, and so are hidden values that are sent back. The resulting file
         is checked as at a start. Returns the keys whose values have changed.
@@ -270,6 +272,10 @@ class ServerConfig(AccessConfig):
             ConfigError: the text or a value in it is wrong.
             FileWriteError: the file could not be written.
         """
+        async with self._updating:
+            return await self._apply_update(text)
+
+    async def _apply_update(self, text: str) -> frozenset[str]:
         if len(text) > UPDATE_CHARS_MAX:
             raise ConfigError(f"the update has {len(text)} characters (expected at most {UPDATE_CHARS_MAX})")
         properties = dict(_under_own_names(parse_properties(text)))
@@ -291,7 +297,8 @@ class ServerConfig(AccessConfig):
         self._refuse_start_only(parsed, before)
         in_file = self._stored() | accepted
         self._check_start(in_file)
-        replace_file(self.settings_path, format_properties(in_file).encode("ascii"))
+        content = format_properties(in_file).encode("ascii")
+        await asyncio.to_thread(replace_file, self.settings_path, content)
         self._in_file = in_file
         self._apply(parsed)
         after = self._list(everything=False)

@@ -12,7 +12,7 @@ from skyroute.wire.command import Request
 log = logging.getLogger(__name__)
 
 
-def update_settings(config: ServerConfig, request: Request, peer: Peer) -> frozenset[str]:
+async def update_settings(config: ServerConfig, request: Request, peer: Peer) -> frozenset[str]:
     """Apply the settings in a request, all or none, and return the keys whose values have changed.
 
     Raises:
@@ -20,7 +20,7 @@ def update_settings(config: ServerConfig, request: Request, peer: Peer) -> froze
         ConfigError, FileWriteError: as `ServerConfig.apply_update`.
     """
     try:
-        changed = config.apply_update(request.body.decode())
+        changed = await config.apply_update(request.body.decode())
     except BlackListedError:
         raise RefusedError(ResponseCode.NO_PERMISSION, "Can not update config in black list.") from None
     except (UnicodeDecodeError, MalformedPropertiesError) as error:

@@ -11,7 +11,7 @@ from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.handlers.broker_admin import BrokerAdminHandlers
 from skyroute.broker.identity import Identity
-from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.settings.errors import StartOnlyError
 from skyroute.wire.calls.settings import (
@@ -57,6 +57,12 @@ def whole(answer: Answer) -> Response:
     return answer
 
 
+async def update(room: Room, request: Request) -> Response:
+    answer = room.on.update_settings(request, PEER)
+    assert isinstance(answer, OrderedResponse)
+    return await answer.work
+
+
 @pytest.fixture
 async def room(tmp_path: Path) -> AsyncIterator[Room]:
     room = Room(tmp_path)
@@ -71,8 +77,8 @@ def test_settings_are_returned_with_their_data_version(room: Room) -> None:
     assert re.fullmatch(r'\{"counter":0,"stateVersion":0,"timestamp":\d+\}', answer.fields["version"])
 
 
-def test_changed_settings_are_saved(room: Room) -> None:
-    whole(room.on.update_settings(encode_broker_settings_update({"transactionCheckMax": "3"}), PEER))
+async def test_changed_settings_are_saved(room: Room) -> None:
+    await update(room, encode_broker_settings_update({"transactionCheckMax": "3"}))
     assert room.config.transaction_checks_max == 3
     assert "transactionCheckMax=3" in room.config.settings_path.read_text()
     answer = room.on.settings(encode_broker_settings_query(), PEER)
@@ -96,24 +102,21 @@ def test_secrets_are_masked(room: Room) -> None:
     assert told["socksProxyConfig"] == "{}"
 
 
-def test_a_changed_retention_time_applies_at_once(room: Room) -> None:
+async def test_a_changed_retention_time_applies_at_once(room: Room) -> None:
     before = room.components.store.settings
-    update = encode_broker_settings_update({"fileReservedTime": "1", "diskMaxUsedSpaceRatio": "50"})
-    whole(room.on.update_settings(update, PEER))
+    await update(room, encode_broker_settings_update({"fileReservedTime": "1", "diskMaxUsedSpaceRatio": "50"}))
     assert room.components.store.settings == replace(before, reserved_ms=3_600_000, disk_used_max=0.5)
 
 
 async def test_start_only_settings_are_refused(room: Room) -> None:
     with pytest.raises(StartOnlyError, match="flushDiskType=SYNC_FLUSH is refused, it stays ASYNC_FLUSH"):
-        room.on.update_settings(encode_broker_settings_update({"flushDiskType": "SYNC_FLUSH"}), PEER)
+        await update(room, encode_broker_settings_update({"flushDiskType": "SYNC_FLUSH"}))
     assert not room.config.settings_path.exists()
 
 
 async def test_a_changed_broker_permission_changes_the_data_version_of_topics(room: Room) -> None:
     before = room.components.topics.version
-    answer = room.on.update_settings(encode_broker_settings_update({"brokerPermission": "4"}), PEER)
-    assert not isinstance(answer, Response)
-    await answer  # type: ignore[misc]  # it is awaitable
+    await update(room, encode_broker_settings_update({"brokerPermission": "4"}))
     assert room.config.broker_permission == 4
     assert room.components.topics.version.counter == before.counter + 1
 
@@ -126,9 +129,9 @@ async def test_a_changed_broker_permission_changes_the_data_version_of_topics(ro
         (b"a=\\u00zz\n", ResponseCode.SYSTEM_ERROR),
     ],
 )
-def test_invalid_settings_updates_are_refused(room: Room, body: bytes, code: int) -> None:
+async def test_invalid_settings_updates_are_refused(room: Room, body: bytes, code: int) -> None:
     with pytest.raises(RefusedError) as refused:
-        room.on.update_settings(Request(25, body=body), PEER)
+        await update(room, Request(25, body=body))
     assert refused.value.code == code
 
 

@@ -1,3 +1,4 @@
+import asyncio
 import logging
 import socket
 from contextlib import suppress
@@ -224,9 +225,13 @@ def test_the_remote_list_has_all_settings_by_their_rocketmq_names() -> None:
     assert len(lines) > 400
 
 
+def update(config: BrokerConfig | NameServerConfig, text: str) -> frozenset[str]:
+    return asyncio.run(config.apply_update(text))
+
+
 def test_an_update_takes_effect_and_is_saved_in_the_store(tmp_path: Path) -> None:
     config = BrokerConfig(store_path=str(tmp_path))
-    assert config.apply_update("brokerPermission=4\nlistenPort=10911\n") == {"brokerPermission"}
+    assert update(config, "brokerPermission=4\nlistenPort=10911\n") == {"brokerPermission"}
     assert config.broker_permission == 4
     stored = {"brokerPermission": "4", "listenPort": "10911"}
     assert read_properties(tmp_path / "config" / "broker.properties") == stored
@@ -234,7 +239,7 @@ def test_an_update_takes_effect_and_is_saved_in_the_store(tmp_path: Path) -> Non
 
 def test_an_update_is_saved_in_the_file_of_the_start(tmp_path: Path) -> None:
     config = load(BROKER_CONF, tmp_path, storePathRootDir=str(tmp_path / "store"))
-    config.apply_update("maxMessageSize=1")
+    update(config, "maxMessageSize=1")
     assert read_properties(tmp_path / "broker.conf")["maxMessageSize"] == "1"
 
 
@@ -259,7 +264,7 @@ def test_an_update_that_would_break_the_next_start_is_refused(tmp_path: Path, te
     config = load(BROKER_CONF, tmp_path, storePathRootDir=str(tmp_path / "store"))
     before = (tmp_path / "broker.conf").read_bytes()
     with pytest.raises(SkyrouteError, match=text.partition("=")[0]):
-        config.apply_update(f"maxMessageSize=77\n{text}")
+        update(config, f"maxMessageSize=77\n{text}")
     assert config.message_bytes_max != 77
     assert (tmp_path / "broker.conf").read_bytes() == before
 
@@ -278,7 +283,7 @@ def test_the_next_start_loads_every_accepted_update(
     for key in {line.partition("=")[0] for line in config.render().splitlines()} - kind.INERT.keys():
         for value in VALUES:
             with suppress(SkyrouteError):
-                taken += key in config.apply_update(f"{key}={value}")
+                taken += key in update(config, f"{key}={value}")
         assert kind.load(str(path)).render() == config.render(), key
     assert taken > 20
 
@@ -287,7 +292,7 @@ def test_the_next_start_loads_every_accepted_update(
 def test_paths_and_tls_cannot_be_changed_remotely(tmp_path: Path, key: str) -> None:
     config = BrokerConfig(store_path=str(tmp_path), settings_file=str(tmp_path / "b.conf"))
     with pytest.raises(BlackListedError):
-        config.apply_update(f"{key}=/tmp/x")
+        update(config, f"{key}=/tmp/x")
 
 
 @pytest.mark.parametrize(
@@ -297,5 +302,5 @@ def test_an_update_to_an_unsupported_value_is_refused(tmp_path: Path, text: str)
     config = BrokerConfig(store_path=str(tmp_path))
     before = config.render()
     with pytest.raises(ConfigError, match="the update"):
-        config.apply_update(f"brokerPermission=4\n{text}")
+        update(config, f"brokerPermission=4\n{text}")
     assert config.render() == before

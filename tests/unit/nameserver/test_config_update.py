@@ -1,3 +1,4 @@
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,16 @@ def config(path: Path) -> NameServerConfig:
     return NameServerConfig.load(str(path), options={"brokersMax": "5"})
 
 
+def update(config: NameServerConfig, text: str) -> frozenset[str]:
+    return asyncio.run(config.apply_update(text))
+
+
 def changed(*keys: str) -> frozenset[str]:
     return frozenset(keys)
 
 
 def test_a_flag_takes_effect_at_once_and_survives_a_restart(config: NameServerConfig, path: Path) -> None:
-    assert config.apply_update("supportActingMaster=true") == changed("supportActingMaster")
+    assert update(config, "supportActingMaster=true") == changed("supportActingMaster")
     assert config.acting_master_enabled
     assert parse_properties(config.render())["supportActingMaster"] == "true"
     assert NameServerConfig.load(str(path)).acting_master_enabled
@@ -54,7 +59,7 @@ def test_what_is_only_for_the_start_is_refused_and_nothing_is_applied(
 ) -> None:
     before = config.render()
     with pytest.raises(StartOnlyError) as caught:
-        config.apply_update(f"orderMessageEnable=true\n{key}={value}")
+        update(config, f"orderMessageEnable=true\n{key}={value}")
     name = key.rpartition(".")[2]
     assert str(caught.value) == (
         f"{name}={value} is refused, it stays {now}: this setting takes effect only at the start;"
@@ -69,7 +74,7 @@ def test_all_that_is_listed_can_be_sent_back(config: NameServerConfig, path: Pat
     keys = {"configBlackList", "configStorePath", "kvConfigPath", "memoryPath"}
     lines = [line for line in config.render().splitlines() if line.partition("=")[0] not in keys]
     told = "\n".join(lines).replace("enableTopicList=true", "enableTopicList=false")
-    assert config.apply_update(told) == changed("enableTopicList")
+    assert update(config, told) == changed("enableTopicList")
     assert config.extras == {"extra": "1"}
     assert read_properties(path)["tls.server.keyPassword"] == "geheim"
 
@@ -78,19 +83,19 @@ def test_a_file_that_could_not_be_started_from_is_not_written(config: NameServer
     edited = f"{FILE}brokersMax=none\n"
     path.write_text(edited, encoding="ascii")  # after the start
     with pytest.raises(ConfigError, match="brokersMax='none' from the update is wrong"):
-        config.apply_update("enableTopicList=false")
+        update(config, "enableTopicList=false")
     assert config.topic_list_enabled
     assert path.read_text(encoding="ascii") == edited
 
 
 def test_an_update_keeps_what_was_written_to_the_file_after_the_start(config: NameServerConfig, path: Path) -> None:
     path.write_text(f"{FILE}brokersMax=7\n", encoding="ascii")
-    config.apply_update("enableTopicList=false")
+    update(config, "enableTopicList=false")
     assert (read_properties(path)["brokersMax"], read_properties(path)["enableTopicList"]) == ("7", "false")
 
 
 def test_the_file_keeps_what_the_operator_set_and_gains_what_was_updated(config: NameServerConfig, path: Path) -> None:
-    config.apply_update("listenPort = 1111 \nextra=zwei ä\nmassExpiryPercent=9\nserverWorkerThreads=3")
+    update(config, "listenPort = 1111 \nextra=zwei ä\nmassExpiryPercent=9\nserverWorkerThreads=3")
     assert read_properties(path) == {
         "listenPort": "1111",
         "extra": "zwei ä",
@@ -106,24 +111,24 @@ def test_the_file_keeps_what_the_operator_set_and_gains_what_was_updated(config:
 
 def test_without_a_file_the_updates_make_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "namesrv.properties"
-    NameServerConfig(settings_file=str(path)).apply_update("enableTopicList=false")
+    update(NameServerConfig(settings_file=str(path)), "enableTopicList=false")
     assert read_properties(path) == {"enableTopicList": "false"}
 
 
 def test_an_unchanged_value_is_no_change(config: NameServerConfig) -> None:
-    assert config.apply_update("enableTopicList=true\nextra=1") == changed()
+    assert update(config, "enableTopicList=true\nextra=1") == changed()
 
 
 @pytest.mark.parametrize("text", ["", "# nothing", "unknown=1\nuseTLS=true\nclientWorkerThreads=1"])
 def test_what_is_not_listed_is_ignored(config: NameServerConfig, path: Path, text: str) -> None:
     before = config.render()
-    assert config.apply_update(text) == changed()
+    assert update(config, text) == changed()
     assert config.render() == before
     assert path.read_text(encoding="ascii") == FILE
 
 
 def test_extras_of_the_file_can_be_updated(config: NameServerConfig) -> None:
-    assert config.apply_update("extra=2\nconnectTimeoutMillis=5") == changed("extra")
+    assert update(config, "extra=2\nconnectTimeoutMillis=5") == changed("extra")
     assert config.extras == {"extra": "2"}
 
 
@@ -143,7 +148,7 @@ def test_extras_of_the_file_can_be_updated(config: NameServerConfig) -> None:
 def test_one_black_listed_key_spoils_the_whole_update(config: NameServerConfig, path: Path, key: str) -> None:
     before = config.render()
     with pytest.raises(BlackListedError):
-        config.apply_update(f"enableTopicList=false\n{key}=/tmp/x")
+        update(config, f"enableTopicList=false\n{key}=/tmp/x")
     assert config.render() == before
     assert path.read_text(encoding="ascii") == FILE
 
@@ -151,15 +156,15 @@ def test_one_black_listed_key_spoils_the_whole_update(config: NameServerConfig, 
 def test_the_operator_adds_to_the_black_list(path: Path) -> None:
     config = NameServerConfig.load(str(path), options={"configBlackList": "listenPort; bindAddress;"})
     with pytest.raises(BlackListedError) as caught:
-        config.apply_update("bindAddress=::\nlistenPort=1\nenableTopicList=false")
+        update(config, "bindAddress=::\nlistenPort=1\nenableTopicList=false")
     assert caught.value.keys == {"bindAddress", "listenPort"}
     with pytest.raises(BlackListedError):
-        config.apply_update("kvConfigPath=/x")
+        update(config, "kvConfigPath=/x")
 
 
 def test_escapes_do_not_smuggle_a_key_past_the_black_list(config: NameServerConfig) -> None:
     with pytest.raises(BlackListedError):
-        config.apply_update("kv\\u0043onfig\\Path=/tmp/x")
+        update(config, "kv\\u0043onfig\\Path=/tmp/x")
 
 
 @pytest.mark.parametrize(
@@ -175,27 +180,27 @@ def test_escapes_do_not_smuggle_a_key_past_the_black_list(config: NameServerConf
 def test_one_wrong_value_spoils_the_whole_update(config: NameServerConfig, path: Path, text: str) -> None:
     before = config.render()
     with pytest.raises(ConfigError, match="the update"):
-        config.apply_update(f"orderMessageEnable=true\n{text}")
+        update(config, f"orderMessageEnable=true\n{text}")
     assert config.render() == before
     assert path.read_text(encoding="ascii") == FILE
 
 
 def test_a_malformed_update_is_refused(config: NameServerConfig) -> None:
     with pytest.raises(MalformedPropertiesError):
-        config.apply_update("enableTopicList=\\u00")
+        update(config, "enableTopicList=\\u00")
 
 
 def test_an_update_has_a_bound(config: NameServerConfig) -> None:
-    config.apply_update("extra=" + "x" * (UPDATE_CHARS_MAX - 6))
+    update(config, "extra=" + "x" * (UPDATE_CHARS_MAX - 6))
     with pytest.raises(ConfigError, match="at most"):
-        config.apply_update("extra=" + "x" * (UPDATE_CHARS_MAX - 5))
+        update(config, "extra=" + "x" * (UPDATE_CHARS_MAX - 5))
 
 
 @pytest.mark.parametrize("part", ["\\a", "k\\\n", "a=b\n"])
 def test_the_longest_update_takes_linear_time(config: NameServerConfig, part: str) -> None:
     before = config.render()
     with hang_guard():
-        config.apply_update(part * (UPDATE_CHARS_MAX // len(part)))
+        update(config, part * (UPDATE_CHARS_MAX // len(part)))
     assert config.render() == before  # unknown keys are ignored
 
 
@@ -204,11 +209,11 @@ def test_an_update_that_cannot_be_written_is_not_applied(config: NameServerConfi
     obstacle = path.with_name("namesrv.properties.tmp")
     obstacle.mkdir()
     with pytest.raises(FileWriteError, match="cannot write"):
-        config.apply_update("enableTopicList=false\nextra=2\nserverWorkerThreads=1")
+        update(config, "enableTopicList=false\nextra=2\nserverWorkerThreads=1")
     assert config.render() == before
     assert path.read_text(encoding="ascii") == FILE
     obstacle.rmdir()
-    config.apply_update("orderMessageEnable=true")
+    update(config, "orderMessageEnable=true")
     assert "enableTopicList" not in read_properties(path)
 
 
@@ -238,7 +243,7 @@ def test_possible_secrets_are_hidden(with_secrets: NameServerConfig, caplog: pyt
 
 def test_a_hidden_value_that_is_sent_back_leaves_the_secret(with_secrets: NameServerConfig, path: Path) -> None:
     hidden = "\n".join(f"{key}={HIDDEN}" for key in SECRETS)
-    assert with_secrets.apply_update(f"{hidden}\norderMessageEnable=true") == changed("orderMessageEnable")
+    assert update(with_secrets, f"{hidden}\norderMessageEnable=true") == changed("orderMessageEnable")
     assert read_properties(path) == SECRETS | {"orderMessageEnable": "true"}
-    assert with_secrets.apply_update("accessKey=neu") == changed("accessKey")
+    assert update(with_secrets, "accessKey=neu") == changed("accessKey")
     assert read_properties(path)["accessKey"] == "neu"

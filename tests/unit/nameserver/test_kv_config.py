@@ -1,3 +1,4 @@
+import asyncio
 import logging
 from pathlib import Path
 
@@ -41,6 +42,14 @@ def write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def put(kv: KvConfig, namespace: str, key: str, value: str) -> str | None:
+    return asyncio.run(kv.put(namespace, key, value))
+
+
+def delete(kv: KvConfig, namespace: str, key: str) -> str | None:
+    return asyncio.run(kv.delete(namespace, key))
+
+
 def test_a_missing_file_is_an_empty_table(path: Path) -> None:
     assert loaded(path).tables() == {}
     assert not path.parent.exists()
@@ -52,7 +61,7 @@ def test_javas_file_is_read(path: Path) -> None:
 
 
 def test_the_file_has_javas_form(path: Path) -> None:
-    loaded(path).put("ORDER_TOPIC_CONFIG", "TopicA", "broker-a:4;broker-b:4")
+    put(loaded(path), "ORDER_TOPIC_CONFIG", "TopicA", "broker-a:4;broker-b:4")
     assert path.read_bytes() == JAVA_FILE
 
 
@@ -69,17 +78,17 @@ def test_values_that_java_stored_as_null_are_absent(path: Path) -> None:
 
 def test_changes_survive_a_restart(path: Path) -> None:
     kv = loaded(path)
-    kv.put("a", "x", "1")
-    kv.put("a", "y", "größe 中 😀\n")
-    kv.put("b", "x", "")
-    kv.put("a", "x", "2")
-    assert kv.delete("b", "x")
+    put(kv, "a", "x", "1")
+    put(kv, "a", "y", "größe 中 😀\n")
+    put(kv, "b", "x", "")
+    put(kv, "a", "x", "2")
+    assert delete(kv, "b", "x") == ""
     assert loaded(path).tables() == kv.tables() == {"a": {"x": "2", "y": "größe 中 😀\n"}, "b": {}}
 
 
 def test_what_was_never_put_is_not_found(path: Path) -> None:
     kv = loaded(path)
-    kv.put("a", "x", "1")
+    put(kv, "a", "x", "1")
     assert kv.get("a", "y") is None
     assert kv.get("b", "x") is None
     assert run_through(kv.write_namespace("b")) is None
@@ -87,46 +96,46 @@ def test_what_was_never_put_is_not_found(path: Path) -> None:
 
 def test_a_namespace_outlives_its_last_key(path: Path) -> None:
     kv = loaded(path)
-    kv.put("a", "x", "1")
-    kv.delete("a", "x")
+    put(kv, "a", "x", "1")
+    delete(kv, "a", "x")
     assert run_through(kv.write_namespace("a")) == b'{"table":{}}'
 
 
 def test_deleting_what_is_not_there_writes_nothing(path: Path) -> None:
     kv = loaded(path)
-    assert not kv.delete("a", "x")
+    assert delete(kv, "a", "x") is None
     assert not path.exists()
 
 
 def test_what_is_handed_out_is_a_copy(path: Path) -> None:
     kv = loaded(path)
-    kv.put("a", "x", "1")
+    put(kv, "a", "x", "1")
     kv.tables()["a"]["z"] = "3"
     assert kv.tables() == {"a": {"x": "1"}}
 
 
 def test_a_namespace_is_written_once_per_change(path: Path) -> None:
     kv = loaded(path)
-    kv.put("a", "x", "1")
+    put(kv, "a", "x", "1")
     body = run_through(kv.write_namespace("a"))
     assert body == b'{"table":{"x":"1"}}'
     assert run_through(kv.write_namespace("a")) is body
-    kv.put("a", "x", "2")
+    put(kv, "a", "x", "2")
     assert run_through(kv.write_namespace("a")) == b'{"table":{"x":"2"}}'
-    kv.delete("a", "x")
+    delete(kv, "a", "x")
     assert run_through(kv.write_namespace("a")) == b'{"table":{}}'
 
 
 def test_the_repr_has_the_number_of_entries(path: Path) -> None:
     kv = loaded(path)
-    kv.put("a", "x", "1")
+    put(kv, "a", "x", "1")
     assert repr(kv) == f"<KvConfig {path} namespaces=1 entries=1>"
 
 
 def test_a_file_torn_at_any_length_gives_way_to_its_backup(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kv = loaded(path)
-    kv.put("a", "x", "old")
-    kv.put("a", "x", "new")
+    put(kv, "a", "x", "old")
+    put(kv, "a", "x", "new")
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
@@ -147,9 +156,9 @@ def test_the_backup_that_was_used_is_not_overwritten_by_the_damage(path: Path) -
     backup = path.with_name("kvConfig.json.bak")
     backup.write_bytes(JAVA_FILE)
     kv = loaded(path)
-    kv.put("a", "x", "1")
+    put(kv, "a", "x", "1")
     assert backup.read_bytes() == JAVA_FILE
-    kv.put("a", "x", "2")
+    put(kv, "a", "x", "2")
     assert msgspec.json.decode(backup.read_bytes())["configTable"]["a"] == {"x": "1"}
 
 
@@ -180,7 +189,7 @@ def test_a_damaged_file_is_kept(path: Path, content: bytes) -> None:
     assert kv.get("ORDER_TOPIC_CONFIG", "TopicA") == "broker-a:4;broker-b:4"
     (kept,) = path.parent.glob("kvConfig.json.damaged-*")
     assert kept.read_bytes() == content
-    kv.put("a", "x", "1")
+    put(kv, "a", "x", "1")
     assert kept.read_bytes() == content
     assert path.with_name("kvConfig.json.bak").read_bytes() == JAVA_FILE
 
@@ -211,9 +220,9 @@ def test_a_file_beyond_the_bound_is_refused(path: Path) -> None:
 
 def test_the_table_fills_to_its_bound_and_no_further(path: Path) -> None:
     kv = loaded(path, bytes_max=len(JAVA_FILE))
-    kv.put("ORDER_TOPIC_CONFIG", "TopicA", "broker-a:4;broker-b:4")
+    put(kv, "ORDER_TOPIC_CONFIG", "TopicA", "broker-a:4;broker-b:4")
     with pytest.raises(KvConfigRefusedError, match="kvConfigMaxBytes"):
-        kv.put("ORDER_TOPIC_CONFIG", "TopicA", "broker-a:4;broker-b:10")
+        put(kv, "ORDER_TOPIC_CONFIG", "TopicA", "broker-a:4;broker-b:10")
     assert path.read_bytes() == JAVA_FILE
     assert loaded(path, bytes_max=len(JAVA_FILE)).tables() == kv.tables()
 
@@ -221,7 +230,7 @@ def test_the_table_fills_to_its_bound_and_no_further(path: Path) -> None:
 def test_half_a_surrogate_pair_is_refused(path: Path) -> None:
     kv = loaded(path)
     with pytest.raises(KvConfigRefusedError, match="not valid text"):
-        kv.put("a", "x", "\ud83d")
+        put(kv, "a", "x", "\ud83d")
     assert kv.tables() == {}
 
 
@@ -232,9 +241,9 @@ def test_whichever_write_fails_table_and_file_are_as_before_it(path: Path, faili
 
     def change(namespace: str, key: str, value: str | None) -> None:
         if value is None:
-            kv.delete(namespace, key)
+            delete(kv, namespace, key)
         else:
-            kv.put(namespace, key, value)
+            put(kv, namespace, key, value)
 
     for each in changes[:failing]:
         change(*each)
@@ -266,7 +275,7 @@ def test_a_damaged_backup_does_not_matter_while_the_file_is_sound(path: Path, ca
 def test_the_table_is_logged_in_steps(path: Path, caplog: pytest.LogCaptureFixture, count: int, chars: int) -> None:
     kv = loaded(path, 8 * 1024 * 1024)
     for number in range(count):
-        kv.put("N", f"k{number}", "v" * chars)
+        put(kv, "N", f"k{number}", "v" * chars)
     with caplog.at_level(logging.INFO):
         steps = sum(1 for _ in log_kv(kv))
     assert steps >= 4

@@ -1,5 +1,6 @@
 """Journal and snapshot of a name server: restarts, damage, and files that cannot be written."""
 
+import asyncio
 import logging
 import os
 import shutil
@@ -264,4 +265,4 @@ def test_a_quiet_table_is_kept_fresh_however_seldom_snapshots_are_wanted() -> No
 def test_the_folder_cannot_be_moved_from_afar(tmp_path: Path) -> None:
     config = NameServerConfig(settings_file=str(tmp_path / "namesrv.properties"))
     with pytest.raises(BlackListedError):
-        config.apply_update("memoryPath=/etc")
+        asyncio.run(config.apply_update("memoryPath=/etc"))

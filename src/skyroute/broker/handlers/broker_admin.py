@@ -9,7 +9,7 @@ from skyroute.broker.inert_settings import BROKER_INERT_SETTINGS
 from skyroute.broker.stats import Measure, Totals
 from skyroute.broker.tables.table_format import next_version
 from skyroute.message.reserved_topics import TIMER_TOPIC
-from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.registration import DataVersion
 from skyroute.settings.updates import update_settings
@@ -58,17 +58,18 @@ class BrokerAdminHandlers:
 
     def update_settings(self, request: Request, peer: Peer) -> Answer:
         """Change settings; if one is invalid, none is changed."""
+        return OrderedResponse(self._update_settings(request, peer))
+
+    async def _update_settings(self, request: Request, peer: Peer) -> Response:
         config = self._components.config
-        if changed := update_settings(config, request, peer):
+        if changed := await update_settings(config, request, peer):
             store = self._components.store
             store.settings = config.with_retention(store.settings)
             self._settings_version = next_version(self._settings_version, self._now_ms())
-        return self._register_again() if "brokerPermission" in changed else Response()
-
-    async def _register_again(self) -> Response:
-        """Register all topics with their new permission. Name servers read them only if the data version changed."""
-        self._components.topics.renew()
-        await self._components.registrar.register()
+        if "brokerPermission" in changed:
+            # Name servers read topics with their new permission only if the data version has changed.
+            self._components.topics.renew()
+            await self._components.registrar.register()
         return Response()
 
     def delete_expired(self, _request: Request, peer: Peer) -> Response:

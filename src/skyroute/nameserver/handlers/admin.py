@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server_events import Publish, Record, SettingsChanged
-from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.table import RouteTable
 from skyroute.settings.updates import update_settings
@@ -57,9 +57,12 @@ class AdminHandlers:
     def get_config(self, _request: Request, _peer: Peer) -> Response:
         return Response(body=self.config.render().encode())
 
-    def update_config(self, request: Request, peer: Peer) -> Response:
+    def update_config(self, request: Request, peer: Peer) -> Answer:
+        return OrderedResponse(self._update_config(request, peer))
+
+    async def _update_config(self, request: Request, peer: Peer) -> Response:
         before = _listed(self.config)
-        if changed := update_settings(self.config, request, peer):
+        if changed := await update_settings(self.config, request, peer):
             after = _listed(self.config)
             values = {key: (before.get(key), after.get(key)) for key in sorted(changed)}
             self.record([SettingsChanged(values, peer.address)])

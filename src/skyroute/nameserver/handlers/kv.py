@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.server_events import KvChanged, Record
-from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.stepwise import StepRunner, Steps
-from skyroute.wire.calls.kv import ORDER_TOPICS, check_order_config, decode_kv_key
+from skyroute.wire.calls.kv import ORDER_TOPICS, KvKey, check_order_config, decode_kv_key
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import FieldError
@@ -21,15 +21,17 @@ class KvHandlers:
     record: Record
     step_runner: StepRunner
 
-    def put(self, request: Request, peer: Peer) -> Response:
+    def put(self, request: Request, peer: Peer) -> Answer:
         where = decode_kv_key(request)
         value = request.fields.get("value")
         if value is None:
             raise FieldError("value is required")
         if where.namespace == ORDER_TOPICS:
             check_order_config(value)
-        before = self.kv.get(where.namespace, where.key)
-        self.kv.put(where.namespace, where.key, value)
+        return OrderedResponse(self._put(where, value, peer))
+
+    async def _put(self, where: KvKey, value: str, peer: Peer) -> Response:
+        before = await self.kv.put(where.namespace, where.key, value)
         self._record_change(KvChanged(where.namespace, where.key, before, value, peer.address))
         return Response()
 
@@ -41,10 +43,11 @@ class KvHandlers:
             return Response(ResponseCode.QUERY_NOT_FOUND, remark)
         return Response(fields={"value": value})
 
-    def delete(self, request: Request, peer: Peer) -> Response:
-        where = decode_kv_key(request)
-        before = self.kv.get(where.namespace, where.key)
-        self.kv.delete(where.namespace, where.key)
+    def delete(self, request: Request, peer: Peer) -> Answer:
+        return OrderedResponse(self._delete(decode_kv_key(request), peer))
+
+    async def _delete(self, where: KvKey, peer: Peer) -> Response:
+        before = await self.kv.delete(where.namespace, where.key)
         self._record_change(KvChanged(where.namespace, where.key, before, None, peer.address))
         return Response()
 
