@@ -5,6 +5,7 @@ Tests and simulations replace `Disk` to make calls fail, hang or get lost. Reads
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,6 +16,10 @@ _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+
+LARGE_BYTES: Final = 16 << 20
+"""From this size on, the space of a removed file is freed by a thread: a gigabyte takes 0.2 s."""
+FREEING: Final = ThreadPoolExecutor(1, "skyroute-free-space")
 
 
 def write_error(error: OSError, file: Path | int) -> FileWriteError:
@@ -143,10 +148,14 @@ class Disk:
 
     def remove(self, path: Path) -> None:
         """Remove a file, if it exists."""
+        kept = _open_large(path)
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise write_error(error, path) from error
+        finally:
+            if kept is not None:
+                FREEING.submit(os.close, kept)
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename a file; an existing target is replaced."""
@@ -178,6 +187,16 @@ class Disk:
         found = os.statvfs(folder)
         used = found.f_blocks - found.f_bfree
         return used / max(used + found.f_bavail, 1)
+
+
+def _open_large(path: Path) -> int | None:
+    """Return a descriptor of a large file: its space is freed when that is closed, and not when its name is removed."""
+    try:
+        if path.lstat().st_blocks * 512 < LARGE_BYTES:
+            return None
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _copy_mode(path: Path, descriptor: int) -> None:
