@@ -32,6 +32,9 @@ HEAP_KEPT_BYTES: Final = 8 << 20
 HEAP_BLOCK_BYTES: Final = 4 << 20
 """Size from which on a block is returned to the system when it is freed."""
 
+SWITCH_S: Final = 0.0005
+"""How long a thread that computes may keep the event loop from going on after each system call; 5 ms by default."""
+
 
 class RunnableServer(Protocol):
     """A server that can be started and stopped in a running event loop."""
@@ -63,6 +66,7 @@ def run(
             # A settings file is often mounted read-only. Only updates by an admin tool write it.
             log.warning("settings cannot be updated while running reason=%s", error)
     keep_freed_memory(HEAP_KEPT_BYTES, HEAP_BLOCK_BYTES)
+    sys.setswitchinterval(SWITCH_S)
     _raise_open_files_limit(configs)
     for config in configs:
         config.log_settings()
