@@ -152,6 +152,8 @@ def measure_pauses(folder: Path, kills: int) -> list[Figure]:
         time.sleep(LISTEN_S)
         for number in range(kills):
             for name in kinds if number % 2 else reversed(kinds):
+                for each in pairs.values():
+                    each.until_in_sync()  # a broker that starts would take the processor from the others
                 pairs[name].kill_master()
                 print(f"kill {number + 1} {name}: {pairs[name].pauses_s[-1]:.3f} s", file=sys.stderr, flush=True)
         pauses = {name: tuple(pairs[name].pauses_s) for name in kinds}

@@ -13,6 +13,7 @@ from skyroute.client.session.logical_queues import logical_leaders
 from skyroute.client.session.session import Session
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import Message
+from skyroute.remoting.errors import RemotingError
 from skyroute.routing.topology import ROUTE_QUEUES_MAX, TopicRoute
 from skyroute.wire.calls.route import decode_route
 from skyroute.wire.codes import RequestCode, ResponseCode
@@ -22,6 +23,7 @@ from tests.support.fake_broker import CLUSTER, NAME_SERVER, FakeCluster, Reply, 
 from tests.support.named_hosts import run_with_names
 from tests.support.raw import Registration, Topic
 from tests.support.servers import running
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
@@ -308,6 +310,19 @@ async def test_a_lost_send_goes_on_with_the_new_master() -> None:
             )
             await producer.send(Message("T", b"2"))
         assert other.stored_bodies("T") == [b"2"]
+
+
+async def test_the_next_message_finds_the_new_master_also_without_retries() -> None:
+    async with fake_cluster(topics={"T": 1}) as other, fake_cluster(topics={"T": 1}) as cluster:
+        async with Producer("g", cluster.address, retries=0) as producer:
+            await producer.send(Message("T", b"1"))
+            await cluster.broker().stop()
+            cluster.on(ROUTE, lambda *_: Reply(body=route_body({"broker-a": {0: other.broker().address}})))
+            with pytest.raises(RemotingError):
+                await producer.send(Message("T", b"2"))
+            await eventually(lambda: producer.session.routes.address("broker-a") == other.broker().address)
+            await producer.send(Message("T", b"3"))
+        assert other.stored_bodies("T") == [b"3"]
 
 
 async def test_the_replicas_of_a_lost_master_are_connected_early(cluster: FakeCluster) -> None:

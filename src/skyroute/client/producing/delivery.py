@@ -138,10 +138,8 @@ class Delivery:
                     rotation = self._known_rotation(topic) or await self.rotation(topic, deadline - now())
                     queue = choose(rotation.queues) if choose else rotation.next(failed_brokers or self.avoided())
                     if queue.broker_name in failed_brokers:
-                        pause_s = max(0.0, min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now()))
-                        await self._session.routes.until_changed(topic, pause_s)
-                        rotation = self._known_rotation(topic) or await self.rotation(topic, deadline - now())
-                        queue = choose(rotation.queues) if choose else rotation.next(self.avoided())
+                        pause_s = min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now())
+                        queue = await self._queue_after(pause_s, topic, choose, deadline)
                     address = self._known_address(queue) or await self.address(topic, queue, deadline - now())
                     sent_at = now()
                     if sent_at >= deadline:
@@ -157,9 +155,8 @@ class Delivery:
                     unsafe = result
                     failed_brokers.add(queue.broker_name)
                 except (RemotingError, BrokerRefusedError, NoRouteError, NoBrokerError) as error:
-                    if queue is not None and not isinstance(error, NotLeaderError):
-                        failed_brokers.add(queue.broker_name)
-                        self._report(queue, FAILURE_LATENCY_S)
+                    if queue is not None:
+                        self._note_failure(topic, queue, error, failed_brokers)
                     last = queue is None or attempt + 1 == self._attempts or now() >= deadline
                     if last or not _may_retry(error, fixed=choose is not None):
                         if unsafe is not None:
@@ -167,17 +164,25 @@ class Delivery:
                         _add_notes(error, failures)
                         raise
                     failures.append(str(error))
-                    await self._renew_route(topic, error)
+                    if isinstance(error, NotLeaderError):
+                        await self._refresh_route(topic)
         finally:
             self._in_flight.leave(size)
         assert unsafe is not None  # every other way out of the loop returns or raises
         return unsafe
 
-    async def _renew_route(self, topic: str, error: SkyrouteError) -> None:
-        """Read the route again if a failure shows that it may be old; wait for it if the queue has moved."""
-        if isinstance(error, NotLeaderError):
-            await self._refresh_route(topic)
-        elif error.stale_route or isinstance(error, ConnectError):
+    async def _queue_after(self, pause_s: float, topic: str, choose: Choose | None, deadline: float) -> QueueRef:
+        """Choose a queue again after a pause, which a new route ends."""
+        await self._session.routes.until_changed(topic, max(0.0, pause_s))
+        rotation = self._known_rotation(topic) or await self.rotation(topic, deadline - self._clock.monotonic())
+        return choose(rotation.queues) if choose else rotation.next(self.avoided())
+
+    def _note_failure(self, topic: str, queue: QueueRef, error: SkyrouteError, failed_brokers: set[str]) -> None:
+        """Avoid the broker, and read the route again if it may be old, for the next attempt or the next message."""
+        if not isinstance(error, NotLeaderError):
+            failed_brokers.add(queue.broker_name)
+            self._report(queue, FAILURE_LATENCY_S)
+        if error.stale_route or isinstance(error, ConnectError):
             self._session.spawn(self._refresh_route(topic), name="route refresh after a failure")
 
     def _report(self, queue: QueueRef, latency_s: float) -> None:
