@@ -5,6 +5,7 @@ Input: a byte that chooses the kind of queue, the number of files and a missing 
 
 from typing import Final
 
+from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.files.segment import OpenSegments
 from skyroute.broker.store.queues.batch_queue import BatchQueue
 from skyroute.broker.store.queues.consume_queue import ConsumeQueue
@@ -34,7 +35,13 @@ def open_queue(how: int, content: bytes) -> TopicQueue:
 def check(data: bytes) -> None:
     how, content = (data[0], data[1:]) if data else (0, b"")
     queue = open_queue(how, content)
-    queue.load()
+    try:
+        queue.load()
+    except StoreDamagedError:
+        sizes = {path.stat().st_size for path in queue.folder.iterdir()}
+        assert len(sizes) == 1, "only several files of one other size belong to other settings"
+        assert sizes != {queue.unit_bytes * UNITS}
+        return
     try:
         read_through(queue)
         list(queue.units_before(queue.count, 16))

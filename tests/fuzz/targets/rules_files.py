@@ -12,7 +12,10 @@ from skyroute.access.rules_file import decode_rules, encode_rules
 
 SECRET: Final = "secret-of-the-corpus"
 """Password of the users in the corpus."""
-PASSWORD: Final = re.compile(rb"(secretKey:\s+|\"password\":\s*)[\"']?" + SECRET.encode())
+PASSWORDS: Final = tuple(
+    re.compile(before + rb"[\"']?" + SECRET.encode()) for before in (rb"\"password\":\s*", rb"secretKey:\s+")
+)
+"""Where it is a password in each format."""
 
 
 def check(data: bytes) -> None:
@@ -22,7 +25,7 @@ def check(data: bytes) -> None:
         rules = parse_plain_acl(content) if is_plain else decode_rules(content, "rules.json")
     except RulesError as error:
         refusal = str(error)
-    if SECRET.encode() not in PASSWORD.sub(b"", content):  # else it is a name as well
+    if SECRET.encode() not in PASSWORDS[is_plain].sub(b"", content):  # else it is a name as well
         assert SECRET not in refusal + repr(rules)
     if rules is not None and not is_plain:
         assert decode_rules(encode_rules(rules), "rules.json") == rules

@@ -143,7 +143,7 @@ class TimerCheck:
         Raises:
             FileWriteError: the write failed.
         """
-        self._counter += CLAIMED_CHANGES if self.claims else 1
+        self._counter = min(self._counter + (CLAIMED_CHANGES if self.claims else 1), NUMBER_MAX)
         self.claims = False
         # Apache's timer wheel only has slots at multiples of its precision.
         slot_ms = progress.slot_ms // self._precision_ms * self._precision_ms
