@@ -198,6 +198,7 @@ class BrokerNode:
                 "default_topic_queues": 4,
                 "flush_interval_s": 1.0,
                 "offset_save_interval_s": 8.0,
+                "forced_deletion_enabled": False,  # a full disk would expire what consumers have not read yet
                 **self._settings,
             }
         )

@@ -208,8 +208,9 @@ def _find_damage(numbers: tuple[int, ...], progress: TimerProgress, copy: Page |
     """Return why the numbers are damaged; an empty text if they are intact."""
     if min(numbers) < 0:
         return f"a number is negative: {min(numbers)}"
-    if max(numbers) > NUMBER_MAX:
-        return f"a number is too large: {max(numbers)}"
+    largest = max(*numbers, progress.slot_ms, progress.slot_offset)
+    if largest > NUMBER_MAX:
+        return f"a number is too large: {largest}"
     if not 0 <= progress.oldest <= progress.read_end or min(progress.slot_ms, progress.slot_offset) < 0:
         return f"offsets do not fit: oldest {progress.oldest}, read up to {progress.read_end}"
     if copy is not None and numbers[_COUNTER] <= copy[0][_COUNTER] and (numbers, progress) != copy:
