@@ -145,6 +145,19 @@ class BrokerConfig(ServerConfig):
     server_side_offset_reset: bool = setting("useServerSideResetOffset", Scope.BROKER, True, live=True)
     offset_save_interval_s: float = setting("flushConsumerOffsetInterval", Scope.BROKER, 5.0, unit=MS, at_least=1)
 
+    # POP
+
+    retry_first_percent: int = setting("popFromRetryProbability", Scope.BROKER, 20, at_most=100, live=True)
+    """Percentage of pops that read the retry topic before the topic; the others read it after the topic."""
+    priority_retry_first_percent: int = setting(
+        "popFromRetryProbabilityForPriority", Scope.BROKER, 0, at_most=100, live=True
+    )
+    """The same of the pops that begin with the highest priority."""
+    highest_queue_first: bool = setting("priorityOrderAsc", Scope.BROKER, True, live=True)
+    """In a priority topic, the queue with the highest number has the highest priority; if false, queue 0 has it."""
+    separate_retry_queues: bool = setting("useSeparateRetryQueue", Scope.BROKER, False, live=True)
+    """A POP retry topic has a queue for each queue of its topic; if false, one queue."""
+
     # Delays, timers and transactions
 
     delay_level_list: str = setting(

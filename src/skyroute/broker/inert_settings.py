@@ -1,6 +1,6 @@
 """Settings of Apache's broker that have no effect here, with their defaults.
 
-They are for thread pools, their queues, memory maps, POP and other stores. Files written for Apache's
+They are for thread pools, their queues, memory maps, details of POP and other stores. Files written for Apache's
 brokers contain them, so they are accepted, checked and listed.
 """
 
@@ -32,7 +32,7 @@ _BROKER = """
     enablePopBufferMerge=false popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000 popCkMaxBufferSize=200000
     popCkOffsetMaxQueueSize=20000 enablePopBatchAck=false popLongPollingForceNotifyInterval=800
     enableNotifyBeforePopCalculateLag=true enableNotifyAfterPopOrderLockRelease=true initPopOffsetByCheckMsgInMem=true
-    retrieveMessageFromPopRetryTopicV1=true enableRetryTopicV2=false popFromRetryProbability=20
+    retrieveMessageFromPopRetryTopicV1=true enableRetryTopicV2=false
     popConsumerFSServiceInit=true popConsumerKVServiceLog=false popConsumerKVServiceInit=false
     popConsumerKVServiceEnable=false popReviveMaxReturnSizePerRead=16384 popReviveMaxAttemptTimes=16
     realTimeNotifyConsumerChange=true syncBrokerMemberGroupPeriod=1000 loadBalancePollNameServerInterval=30000

@@ -68,7 +68,7 @@ async def test_a_message_comes_again_after_its_invisible_time(cluster: Cluster, 
     properties = again.message.properties
     assert (properties["1ST_POP_TIME"], properties["ORIGIN_GROUP"], properties["KEYS"]) == (popped_at, "g", "k")
     assert again.receipt.split(" ")[4] == "1"
-    await cluster.broker.components.revival.announce_created()
+    await cluster.broker.components.revival.announce_changed()
     assert cluster.has_route("%RETRY%g_T")
     later(cluster, 60)
     (third,) = await popped(line)

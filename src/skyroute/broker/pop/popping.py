@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
+from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import Filter, group_filter
 from skyroute.broker.identity import Identity
 from skyroute.broker.pop.acknowledging import Acknowledgements
@@ -30,9 +31,6 @@ from skyroute.wire.calls.pop_receipts import ORDERED_REVIVE_QUEUE, retry_flag
 from skyroute.wire.calls.topics import TopicConfig
 
 log = logging.getLogger(__name__)
-
-RETRY_FIRST_SHARE: Final = 0.2
-"""Share of the pops that read the retry topic first."""
 
 QUEUES_A_POP_MAX: Final = 512
 """Queues that one pop reads."""
@@ -59,6 +57,7 @@ class Popping:
         acknowledgements: Acknowledgements,
         ordered: OrderedQueues,
         stats: Stats,
+        config: BrokerConfig,
         identity: Identity,
         now_ms: Callable[[], int],
         young_bytes: int,
@@ -74,6 +73,7 @@ class Popping:
         self._acknowledgements = acknowledgements
         self._ordered = ordered
         self._stats = stats
+        self._config = config
         self._identity = identity
         self._now_ms = now_ms
         self._young_bytes = young_bytes
@@ -96,17 +96,18 @@ class Popping:
             self._in_flight.check_room(question.group)
         retries = () if ordered else self._retry_topics(question)
         by_priority = self._by_priority(question, topic)
-        retry_first = bool(retries) and not by_priority and self._random.random() < RETRY_FIRST_SHARE
+        retry_first = bool(retries) and self._retry_first(by_priority=by_priority)
         # Group `a` with topic `b_c` has the retry topic of group `a_b` with topic `c`.
         is_shared = retries and "_" in question.group + question.topic
         of_group = group_filter(question.group) if is_shared else Filter()
-        for retry in retries if retry_first else ():
-            self._pop_topic(popped, retry, self._queue_ids(question.group, retry), of_group, may_go_on)
+        retry_queues = [(each, self._queue_ids(question.group, each, by_priority=by_priority)) for each in retries]
+        for retry, queue_ids in retry_queues if retry_first else ():
+            self._pop_topic(popped, retry, queue_ids, of_group, may_go_on)
         one = (question.queue_id,) if question.queue_id >= 0 else None
-        queue_ids = one or self._queue_ids(question.group, topic, by_priority=by_priority)
-        self._pop_topic(popped, topic, queue_ids, accepted, may_go_on)
-        for retry in () if retry_first else retries:
-            self._pop_topic(popped, retry, self._queue_ids(question.group, retry), of_group, may_go_on)
+        own_queues = one or self._queue_ids(question.group, topic, by_priority=by_priority)
+        self._pop_topic(popped, topic, own_queues, accepted, may_go_on)
+        for retry, queue_ids in () if retry_first else retry_queues:
+            self._pop_topic(popped, retry, queue_ids, of_group, may_go_on)
         self.popped += popped.count
         if popped.count:
             # Its check point is written before the messages are visible again.
@@ -127,11 +128,18 @@ class Popping:
         factor = None if group is None else group.attributes.get(PRIORITY_FACTOR)
         return self._random.randrange(100) < (PRIORITY_FACTORS.default if factor is None else int(factor))
 
+    def _retry_first(self, *, by_priority: bool) -> bool:
+        """Return whether a pop reads the retry topic before the topic."""
+        config = self._config
+        percent = config.priority_retry_first_percent if by_priority else config.retry_first_percent
+        return self._random.randrange(100) < percent
+
     def _queue_ids(self, group: str, topic: TopicConfig, *, by_priority: bool = False) -> Sequence[int]:
         """Return the queues to look at, in that order; of very many only those with messages."""
         queues = topic.read_queues
         if by_priority:
-            ids: Sequence[int] = range(queues - 1, max(-1, queues - 1 - QUEUES_SEEN_MAX), -1)
+            by_number = range(queues)
+            ids: Sequence[int] = (by_number[::-1] if self._config.highest_queue_first else by_number)[:QUEUES_SEEN_MAX]
         else:
             start = self._random.randrange(queues) if queues > 1 else 0
             ids = [(start + at) % queues for at in range(min(queues, QUEUES_SEEN_MAX))]

@@ -5,7 +5,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from skyroute.broker.appender import Appender
+from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
 from skyroute.broker.pop.acknowledging import Acknowledgements
 from skyroute.broker.pop.in_flight import Batch, BatchKey, InFlight
@@ -57,6 +60,7 @@ class Revival:
         revive_log: ReviveLog,
         ordered: OrderedQueues,
         announce: Announce,
+        config: BrokerConfig,
         identity: Identity,
         monotonic: Callable[[], float],
         alarm: Alarm,
@@ -71,11 +75,12 @@ class Revival:
         self._revive_log = revive_log
         self._ordered = ordered
         self._announce = announce
+        self._config = config
         self._identity = identity
         self._monotonic = monotonic
         self._alarm = alarm
-        self._created: list[TopicConfig] = []
-        """Retry topics that are not announced yet."""
+        self._changed: dict[str, TopicConfig] = {}
+        """Retry topics that were created or got more queues, and are not announced yet."""
         self._looked_at_ms = 0
         self.revived = 0
         self.dropped = 0
@@ -89,7 +94,7 @@ class Revival:
             now_ms = self._appender.now_ms()
             try:
                 until_ms = self.step(now_ms)
-                await self.announce_created()
+                await self.announce_changed()
             except Exception:
                 # An error with one message must not stop the others.
                 log.exception("redelivery failed")
@@ -173,11 +178,9 @@ class Revival:
 
     def _retry_of(self, message: StoredMessage, batch: Batch) -> Draft:
         key = batch.key
-        topic = key.topic if is_retry_topic(key.topic) else pop_retry_topic(key.group, key.topic)
-        if self._topics.get(topic) is None:
-            self._created.append(self._topics.create(TopicConfig(topic, 1, 1, Permission.READ | Permission.WRITE)))
-        if self._offsets.get(key.group, topic, 0) is None:
-            self._offsets.commit(key.group, topic, 0, 0)
+        topic, queue_id = self._retry_queue(key)
+        if self._offsets.get(key.group, topic, queue_id) is None:
+            self._offsets.commit(key.group, topic, queue_id, 0)
         more = {ORIGIN_GROUP: key.group}
         if find_property(message.raw_properties, FIRST_POP_TIME) is None:
             more[FIRST_POP_TIME] = str(key.popped_at_ms)
@@ -186,16 +189,41 @@ class Revival:
         except RefusedError:
             # No room: the time is for display only, but the name of another group would hide the message from this one.
             raw_properties = delete_property(message.raw_properties, ORIGIN_GROUP)
-        draft = as_draft(message, topic, 0, raw_properties)
+        draft = as_draft(message, topic, queue_id, raw_properties)
         attempts = message.reconsume_times + (0 if batch.suspended else 1)
         return Draft(
             *(draft.topic, draft.queue_id, draft.body, draft.raw_properties, draft.born_at_ms, draft.raw_born_host),
             *(self._identity.raw_store_host, draft.sys_flag, draft.flag, attempts),
         )
 
-    async def announce_created(self) -> None:
-        """Register new retry topics with the name servers."""
-        if self._created:
-            created, self._created = self._created, []
-            await self._announce(created)
+    def _retry_queue(self, key: BatchKey) -> tuple[str, int]:
+        """Return the retry topic and its queue for messages of a batch. The topic is created, or gets more queues."""
+        is_separate = self._config.separate_retry_queues
+        is_retried = is_retry_topic(key.topic)
+        name = key.topic if is_retried else pop_retry_topic(key.group, key.topic)
+        topic = self._topics.get(name)
+        popped_topic = self._topics.get(key.topic) if is_separate and not is_retried else None
+        queues = 1 if popped_topic is None else max(1, popped_topic.read_queues)
+        if topic is None:
+            topic = self._put(TopicConfig(name, queues, queues, Permission.READ | Permission.WRITE))
+        elif min(topic.read_queues, topic.write_queues) < queues:
+            topic = self._put(
+                msgspec.structs.replace(
+                    topic,
+                    read_queues=max(topic.read_queues, queues),
+                    write_queues=max(topic.write_queues, queues),
+                )
+            )
+        return name, key.queue_id if is_separate and key.queue_id < topic.read_queues else 0
+
+    def _put(self, topic: TopicConfig) -> TopicConfig:
+        self._topics.put(topic)
+        self._changed[topic.name] = topic
+        return topic
+
+    async def announce_changed(self) -> None:
+        """Register changed retry topics with the name servers."""
+        if self._changed:
+            changed, self._changed = self._changed, {}
+            await self._announce(changed.values())
             await self._topics.table_file.save()
