@@ -23,8 +23,8 @@ import org.apache.rocketmq.store.stats.BrokerStatsManager;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 
 /**
- * A broker of another process. What tests ask of its tables and its store is asked by requests; it has no settings that
- * a test could change.
+ * A broker of another process. What tests ask of its tables and its store, and what they change of its settings, is
+ * asked and changed by requests.
  */
 class BrokerElsewhere extends BrokerController {
     private static final long TIMEOUT_MS = 5000;
@@ -36,11 +36,13 @@ class BrokerElsewhere extends BrokerController {
     private SubscriptionGroupManager groups;
     private ConsumerOffsetManager offsets;
 
-    BrokerElsewhere(BrokerConfig config, NettyServerConfig server, MessageStoreConfig storeConfig) throws Exception {
+    BrokerElsewhere(SettingsElsewhere config, NettyServerConfig server, MessageStoreConfig storeConfig)
+        throws Exception {
         super(config, server, new NettyClientConfig(), storeConfig);
         admin.setNamesrvAddr(config.getNamesrvAddr());
         admin.setInstanceName("admin-of-" + config.getBrokerName());
         admin.start();
+        config.sendTo(admin, getBrokerAddr());
         store = new Store(storeConfig, getBrokerStatsManager(), config);
         topics = new Topics();
         groups = new Groups();

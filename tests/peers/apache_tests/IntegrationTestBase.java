@@ -3,7 +3,9 @@ package org.apache.rocketmq.test.base;
 import java.io.File;
 import java.nio.file.Files;
 import java.util.HashMap;
+import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.client.exception.MQClientException;
@@ -25,6 +27,12 @@ public class IntegrationTestBase {
     private static final int TOPIC_WAIT_S = 30;
     private static final String[] BROKERS = System.getProperty("skyroute.brokers").split(",");
     private static final AtomicInteger NEXT = new AtomicInteger();
+    private static final List<SettingsElsewhere> SETTINGS = new CopyOnWriteArrayList<>();
+
+    /** Takes back what a class of tests changed of the brokers' settings. */
+    public static void restoreSettings() {
+        SETTINGS.forEach(SettingsElsewhere::restore);
+    }
 
     public static NamesrvController createAndStartNamesrv() {
         return new NamesrvController(new NamesrvConfig(), listening(Integer.getInteger("skyroute.nameServer")));
@@ -32,7 +40,8 @@ public class IntegrationTestBase {
 
     public static BrokerController createAndStartBroker(String nameServer) {
         String[] nameAndPort = BROKERS[NEXT.getAndIncrement()].split("=");
-        BrokerConfig config = new BrokerConfig();
+        SettingsElsewhere config = new SettingsElsewhere();
+        SETTINGS.add(config);
         config.setBrokerName(nameAndPort[0]);
         config.setBrokerIP1("127.0.0.1");
         config.setNamesrvAddr(nameServer);

@@ -1,3 +1,4 @@
+import org.apache.rocketmq.test.base.IntegrationTestBase;
 import org.junit.runner.Description;
 import org.junit.runner.JUnitCore;
 import org.junit.runner.notification.Failure;
@@ -10,6 +11,7 @@ public class RunTests {
         junit.addListener(new Lines());
         for (String name : names) {
             junit.run(Class.forName(name));
+            IntegrationTestBase.restoreSettings();
         }
         System.exit(0);  // clients of the tests may still run
     }

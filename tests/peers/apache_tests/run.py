@@ -3,8 +3,9 @@
     python -m tests.peers.apache_tests.run [PART ...]
 
 The tests come from Maven (`rocketmq-test`, the jar of its tests). They are Apache's but for one class, which starts the
-servers: ours says where they are (`IntegrationTestBase.java`), and asks them what tests ask of objects in their own
-process (`BrokerElsewhere.java`). With PARTs, only classes with one in their name run.
+servers: ours says where they are (`IntegrationTestBase.java`), asks them what tests ask of objects in their own process
+(`BrokerElsewhere.java`), and changes their settings by request (`SettingsElsewhere.java`). With PARTs, only classes
+with one in their name run.
 """
 
 from __future__ import annotations
@@ -55,19 +56,7 @@ BASES: Final = ("grpc.v2.GrpcBaseIT",)
 PROXY_HOME: Final = "rmq-proxy-home/"
 """Files of the test jar that tests with Apache's proxy read from disk."""
 
-_PRIORITY: Final = "client.consumer.pop.PopPriorityIT.test_priority_consume_"
-_SEPARATE_RETRIES: Final = ("use_separate_retry_queue", "use_separate_retry_queue_with_queue_expansion")
-_SETTING: Final = "sets a setting of Apache's in its own process that our broker does not have:"
-
 KNOWN: Final = {
-    **{f"{_PRIORITY}always_high_priority[{run}]": f"{_SETTING} priorityOrderAsc=false" for run in (1, 3)},
-    **{f"{_PRIORITY}from_high_to_low[{run}]": f"{_SETTING} priorityOrderAsc=false" for run in (1, 3)},
-    **{f"{_PRIORITY}retry_as_highest[{run}]": f"{_SETTING} popFromRetryProbabilityForPriority" for run in range(4)},
-    **{
-        f"{_PRIORITY}{name}[{run}]": f"{_SETTING} useSeparateRetryQueue"
-        for name in _SEPARATE_RETRIES
-        for run in range(4)
-    },
     "offset.LagCalculationIT.testEstimateLag": "lets Apache's store in its own process count messages",
     "offset.OffsetNotFoundIT.testConsumeStopAndResume": "makes Apache's broker in its own process fail requests",
     **{
