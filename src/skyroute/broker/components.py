@@ -16,6 +16,7 @@ from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import QueueLocks
+from skyroute.broker.cluster.mapping_cleanup import MappingCleanup
 from skyroute.broker.cluster.peer_brokers import PeerBrokers
 from skyroute.broker.cluster.registrar import Registrar
 from skyroute.broker.cluster.topic_propagation import TopicPropagation
@@ -153,6 +154,9 @@ class Components:
         self.peers = PeerBrokers(config.name_servers, clock.monotonic, tls, signer)
         self.topic_propagation = TopicPropagation(config.name_servers, identity, tls, signer)
         self.topic_routes = TopicRoutes(self.peers, clock.monotonic)
+        self.mapping_cleanup = MappingCleanup(
+            self.queue_mappings, self.store, self.peers, self.topic_routes, config.broker_name
+        )
         self.transactions = Transactions(
             self.store,
             self.appender,
@@ -399,6 +403,7 @@ class Components:
         if self.config.timers_enabled:
             yield self.revival.run()
         yield self.transactions.run()
+        yield every(self.config.mapping_cleanup_interval_s, self.mapping_cleanup.clean)
 
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Give the background tasks."""

@@ -143,6 +143,8 @@ class BrokerConfig(ServerConfig):
         "channelExpiredTimeout", Scope.BROKER, 120.0, unit=MS, at_least=1, at_most=LONG_MAX, live=True
     )
     server_side_offset_reset: bool = setting("useServerSideResetOffset", Scope.BROKER, True, live=True)
+    mapping_cleanup_interval_s: float = setting("staticTopicCleanInterval", Scope.OWN, 300.0, unit=MS, at_least=1)
+    """Interval at which mappings of static topics are shortened."""
     offset_save_interval_s: float = setting("flushConsumerOffsetInterval", Scope.BROKER, 5.0, unit=MS, at_least=1)
 
     # POP

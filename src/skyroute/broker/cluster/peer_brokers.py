@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RemotingError
 from skyroute.remoting.signing import Signer
+from skyroute.routing.topology import MASTER_ID
 from skyroute.wire.calls.topics import decode_cluster_view, encode_cluster_query
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
@@ -40,7 +41,8 @@ class PeerBrokers:
         self._monotonic = monotonic
         self._tls = tls
         self._signer = signer
-        self._addresses: dict[str, str] = {}
+        self._addresses: dict[str, Mapping[int, str]] = {}
+        """Addresses by broker id, by broker name."""
         self._channels: dict[str, asyncio.Task[Channel]] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_at = 0.0
@@ -48,20 +50,24 @@ class PeerBrokers:
     def __repr__(self) -> str:
         return f"<PeerBrokers known={len(self._addresses)} connections={len(self._channels)}>"
 
-    async def call(self, broker_name: str, request: Request, timeout_s: float = CALL_S) -> Response:
-        """Send a request to the master of a broker group, or to its smallest id if the master is away.
+    async def call(
+        self, broker_name: str, request: Request, timeout_s: float = CALL_S, *, master_only: bool = False
+    ) -> Response:
+        """Send a request to the master of a broker group, or if it is away to the smallest id, unless `master_only`.
 
         Raises:
             RemotingError: the broker has no address, or did not respond in time.
         """
-        address = self._addresses.get(broker_name)
-        if address is None:
+        addresses = self._addresses.get(broker_name)
+        if addresses is None or (master_only and MASTER_ID not in addresses):
             await self._refresh()
-            address = self._addresses.get(broker_name)
-        if address is None:
+            addresses = self._addresses.get(broker_name)
+        if addresses is None:
             raise RemotingError(f"no name server knows broker {broker_name[:80]}")
+        if master_only and MASTER_ID not in addresses:
+            raise RemotingError(f"broker {broker_name[:80]} has no master")
         try:
-            channel = await self._channel(address)
+            channel = await self._channel(addresses[min(addresses)])
             return await channel.call(request, timeout_s)
         except RemotingError:
             self._addresses.pop(broker_name, None)  # it may have another one now
@@ -135,8 +141,8 @@ class PeerBrokers:
             self._addresses = addresses
 
 
-def _decode_addresses(response: Response) -> dict[str, str]:
+def _decode_addresses(response: Response) -> dict[str, Mapping[int, str]]:
     if response.code != ResponseCode.SUCCESS:
         raise RemotingError(f"response {response.code} {response.remark}")
     groups = decode_cluster_view(response.body).groups
-    return {group.name: group.addresses[min(group.addresses)] for group in groups if group.addresses}
+    return {group.name: group.addresses for group in groups if group.addresses}

@@ -10,7 +10,7 @@ from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Response
 
 FRESH_S: Final = 10.0
-"""Time for which a route is used without asking again."""
+"""Time for which a route is used without asking again, by default."""
 ROUTES_MAX: Final = 10_000
 """Cached routes; the oldest is dropped first."""
 
@@ -23,11 +23,14 @@ class TopicRoutes:
         self._monotonic = monotonic
         self._routes: dict[str, tuple[float, TopicRoute | None]] = {}
 
-    async def find(self, topic: str) -> TopicRoute | None:
-        """Return the route of a topic; None if no name server has one. If none answers, the last known route."""
+    async def find(self, topic: str, fresh_s: float = FRESH_S) -> TopicRoute | None:
+        """Return the route of a topic; None if no name server has one. If none answers, the last known route.
+
+        A route that was read less than `fresh_s` ago is used without asking again.
+        """
         now = self._monotonic()
         known = self._routes.get(topic)
-        if known is not None and 0 <= now - known[0] < FRESH_S:
+        if known is not None and 0 <= now - known[0] < fresh_s:
             return known[1]
         found = await self._peers.call_name_server(encode_route_query(topic), _decode)
         if found is None:

@@ -104,6 +104,16 @@ class QueueMappings:
         self._table[mapping.topic] = mapping
         self._changed()
 
+    def shorten(self, mapping: QueueMapping, hosted: dict[int, Items]) -> bool:
+        """Replace the items of a mapping by fewer; False if the table no longer has this mapping."""
+        if self._table.get(mapping.topic) is not mapping:
+            return False
+        shorter = msgspec.structs.replace(mapping, hosted=hosted)
+        self._items += _count(shorter) - _count(mapping)
+        self._table[mapping.topic] = shorter
+        self._changed()
+        return True
+
     def take_over(self, mappings: Mapping[str, QueueMapping]) -> None:
         """Replace all mappings by those of the master.
 

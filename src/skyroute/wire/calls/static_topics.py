@@ -65,8 +65,8 @@ class MappingItem(
         return self.logical_start + max(physical - self.start, 0)
 
     def to_physical(self, logical: int) -> int:
-        """Return the physical offset of a logical one."""
-        return logical - self.logical_start + self.start
+        """Return the physical offset of a logical one; offsets before the item become its start."""
+        return self.start + max(logical - self.logical_start, 0)
 
     @property
     def logical_end(self) -> int:
