@@ -1,20 +1,32 @@
 package org.apache.rocketmq.test.base;
 
 import java.io.IOException;
+import java.util.HashSet;
+import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.broker.offset.ConsumerOffsetManager;
+import org.apache.rocketmq.broker.pop.orderly.ConsumerOrderInfoManager;
+import org.apache.rocketmq.broker.pop.orderly.QueueLevelConsumerManager;
 import org.apache.rocketmq.broker.subscription.SubscriptionGroupManager;
 import org.apache.rocketmq.broker.topic.TopicConfigManager;
+import org.apache.rocketmq.broker.topic.TopicQueueMappingCleanService;
+import org.apache.rocketmq.client.consumer.PopCallback;
+import org.apache.rocketmq.client.consumer.PopResult;
+import org.apache.rocketmq.client.consumer.PopStatus;
 import org.apache.rocketmq.client.impl.MQClientAPIImpl;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.constant.ConsumeInitMode;
 import org.apache.rocketmq.common.message.MessageQueue;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.remoting.protocol.admin.ConsumeStats;
 import org.apache.rocketmq.remoting.protocol.body.ConsumerOffsetSerializeWrapper;
+import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
+import org.apache.rocketmq.remoting.protocol.statictopic.TopicConfigAndQueueMapping;
 import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.MessageStore;
@@ -35,6 +47,7 @@ class BrokerElsewhere extends BrokerController {
     private TopicConfigManager topics;
     private SubscriptionGroupManager groups;
     private ConsumerOffsetManager offsets;
+    private final ConsumerOrderInfoManager orderedQueues = new OrderedQueues();
 
     BrokerElsewhere(SettingsElsewhere config, NettyServerConfig server, MessageStoreConfig storeConfig)
         throws Exception {
@@ -100,6 +113,17 @@ class BrokerElsewhere extends BrokerController {
         return offsets == null ? super.getConsumerOffsetManager() : offsets;
     }
 
+    /** Returns a service that does not run: the broker's own cleans at a short interval. */
+    @Override
+    public TopicQueueMappingCleanService getTopicQueueMappingCleanService() {
+        return new TopicQueueMappingCleanService(this);
+    }
+
+    @Override
+    public ConsumerOrderInfoManager getConsumerOrderInfoManager() {
+        return orderedQueues == null ? super.getConsumerOrderInfoManager() : orderedQueues;
+    }
+
     private class Store extends DefaultMessageStore {
         Store(MessageStoreConfig storeConfig, BrokerStatsManager stats, BrokerConfig config) throws IOException {
             super(storeConfig, stats, null, config, new ConcurrentHashMap<>());
@@ -118,6 +142,25 @@ class BrokerElsewhere extends BrokerController {
         @Override
         public long getMaxOffsetInQueue(String topic, int queueId) {
             return answer(() -> requests().getMaxOffset(getBrokerAddr(), queue(topic, queueId), TIMEOUT_MS));
+        }
+
+        /** Drops the queues of static topics: the topic is deleted, and its settings and its mapping are set again. */
+        @Override
+        public int cleanUnusedTopic(Set<String> retained) {
+            Set<String> unused = new HashSet<>(topics.getTopicConfigTable().keySet());
+            unused.removeAll(retained);
+            return unused.stream().mapToInt(topic -> answer(() -> dropQueues(topic))).sum();
+        }
+
+        private int dropQueues(String topic) throws Exception {
+            TopicConfigAndQueueMapping config = requests().getTopicConfig(getBrokerAddr(), topic, TIMEOUT_MS);
+            if (config.getMappingDetail() == null) {
+                return 0;
+            }
+            requests().deleteTopicInBroker(getBrokerAddr(), topic, TIMEOUT_MS);
+            requests().createStaticTopic(
+                getBrokerAddr(), "TBW102", config, config.getMappingDetail(), true, TIMEOUT_MS);
+            return 1;
         }
     }
 
@@ -191,6 +234,40 @@ class BrokerElsewhere extends BrokerController {
             String subject = topic + "@" + group;
             return progress.get(subject, () -> requests().getConsumeStats(getBrokerAddr(), group, topic, TIMEOUT_MS))
                 .getOffsetTable().get(queue(topic, queueId)).getPullOffset();
+        }
+    }
+
+    private class OrderedQueues extends QueueLevelConsumerManager {
+        /** Pops one message: none comes from a blocked queue, but the response says that some are left. */
+        @Override
+        public boolean checkBlock(String attemptId, String topic, String group, int queueId, long invisibleTime) {
+            PopMessageRequestHeader header = new PopMessageRequestHeader();
+            header.setConsumerGroup(group);
+            header.setTopic(topic);
+            header.setQueueId(queueId);
+            header.setMaxMsgNums(1);
+            header.setInvisibleTime(invisibleTime);
+            header.setPollTime(0);
+            header.setBornTime(System.currentTimeMillis());
+            header.setInitMode(ConsumeInitMode.MIN);
+            header.setOrder(true);
+            header.setAttemptId(attemptId);
+            CompletableFuture<PopResult> popped = new CompletableFuture<>();
+            return answer(() -> {
+                String name = getBrokerConfig().getBrokerName();
+                requests().popMessageAsync(name, getBrokerAddr(), header, TIMEOUT_MS, new PopCallback() {
+                    @Override
+                    public void onSuccess(PopResult result) {
+                        popped.complete(result);
+                    }
+
+                    @Override
+                    public void onException(Throwable error) {
+                        popped.completeExceptionally(error);
+                    }
+                });
+                return popped.get().getPopStatus() != PopStatus.FOUND && popped.get().getRestNum() > 0;
+            });
         }
     }
 }

@@ -1,11 +1,13 @@
 package org.apache.rocketmq.test.base;
 
+import java.io.BufferedReader;
 import java.io.File;
+import java.io.IOException;
+import java.io.InputStreamReader;
 import java.nio.file.Files;
 import java.util.HashMap;
-import java.util.List;
 import java.util.Map;
-import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.client.exception.MQClientException;
@@ -27,11 +29,12 @@ public class IntegrationTestBase {
     private static final int TOPIC_WAIT_S = 30;
     private static final String[] BROKERS = System.getProperty("skyroute.brokers").split(",");
     private static final AtomicInteger NEXT = new AtomicInteger();
-    private static final List<SettingsElsewhere> SETTINGS = new CopyOnWriteArrayList<>();
+    private static final BufferedReader RUNNER = new BufferedReader(new InputStreamReader(System.in));
+    private static final Map<SettingsElsewhere, BrokerController> STARTED = new ConcurrentHashMap<>();
 
     /** Takes back what a class of tests changed of the brokers' settings. */
     public static void restoreSettings() {
-        SETTINGS.forEach(SettingsElsewhere::restore);
+        STARTED.keySet().forEach(SettingsElsewhere::restore);
     }
 
     public static NamesrvController createAndStartNamesrv() {
@@ -41,7 +44,6 @@ public class IntegrationTestBase {
     public static BrokerController createAndStartBroker(String nameServer) {
         String[] nameAndPort = BROKERS[NEXT.getAndIncrement()].split("=");
         SettingsElsewhere config = new SettingsElsewhere();
-        SETTINGS.add(config);
         config.setBrokerName(nameAndPort[0]);
         config.setBrokerIP1("127.0.0.1");
         config.setNamesrvAddr(nameServer);
@@ -51,14 +53,26 @@ public class IntegrationTestBase {
             BrokerController broker = new BrokerElsewhere(config, listening(Integer.parseInt(nameAndPort[1])), store);
             broker.getBrokerOuterAPI().updateNameServerAddressList(nameServer);
             broker.getBrokerOuterAPI().start();
+            STARTED.put(config, broker);
             return broker;
         } catch (Exception error) {
             throw new IllegalStateException(error);
         }
     }
 
+    /** Restarts a broker with other settings: the runner does that, and says when it is done. */
     public static BrokerController createAndStartBroker(MessageStoreConfig store, BrokerConfig config) {
-        throw new UnsupportedOperationException("a broker of another process is not started by a test");
+        boolean concurrently = store.isEnableBuildConsumeQueueConcurrently();
+        String setting = "enableBuildConsumeQueueConcurrently=" + concurrently;
+        System.out.println("RESTART " + config.getBrokerName() + " " + setting);
+        try {
+            if (RUNNER.readLine() == null) {
+                throw new IOException("the runner has ended");
+            }
+        } catch (IOException error) {
+            throw new IllegalStateException(error);
+        }
+        return STARTED.get(config);
     }
 
     public static void createAndStartProxy(String nameServer) {

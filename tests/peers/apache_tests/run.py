@@ -45,6 +45,7 @@ SETTINGS: Final = {
     "recallMessageEnable": "true",
     "maxTransferCountOnMessageInMemory": "1024",
     "mappedFileSizeCommitLog": str(100 << 20),
+    "staticTopicCleanInterval": "200",  # a test wakes Apache's service, and waits a second
 }
 
 ELSEWHERE: Final = ("autoswitchrole.", "container.", "dledger.", "grpc.v2.LocalGrpcIT", "lmq.", "schema.")
@@ -59,22 +60,13 @@ PROXY_HOME: Final = "rmq-proxy-home/"
 KNOWN: Final = {
     "offset.LagCalculationIT.testEstimateLag": "lets Apache's store in its own process count messages",
     "offset.OffsetNotFoundIT.testConsumeStopAndResume": "makes Apache's broker in its own process fail requests",
-    **{
-        f"offset.OffsetResetForPopIT.{name}": "looks at the ordered queues of Apache's broker in its own process"
-        for name in ("testResetOffsetThenAckOldForPopOrderly", "testRestOffsetToSkipMsgForPopOrderly")
-    },
-    "smoke.NormalMessageSendAndRecvIT.testSynSendMessageWhenEnableBuildConsumeQueueConcurrently": (
-        "restarts Apache's brokers in its own process with another setting"
-    ),
-    "statictopic.StaticTopicIT.testRemappingAndClear": (
-        "wakes a service of Apache's brokers in its own process, which drops the mappings of queues that moved twice"
-    ),
 }
 """Tests that cannot pass, and why. One that passes, or is gone, is an error."""
 
 SILENCE_S: Final = 900.0
 """A test that takes longer has failed."""
 
+_RESTART: Final = re.compile(r"RESTART (\S+) (\w+)=(\w+)")
 _RESULT: Final = re.compile(r"TEST (passed|failed|ignored) (?:([^(]+)\()?([\w.$]+)\)?(.*)")
 
 LIBRARIES: Final = (
@@ -152,10 +144,12 @@ def run(lib: Path, classes: list[str], folder: Path) -> int:
         command = java(lib, folder, "RunTests", *classes, options=where, classes=compiled)
         with (folder / "tests.log").open("wb") as log:
             process = stack.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, cwd=folder, text=True)
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=folder, text=True
+                )
             )
             stack.callback(process.kill)
-            return report(process, classes)
+            return report(process, classes, {broker.broker_name: broker for broker in brokers})
 
 
 class Results:
@@ -192,11 +186,15 @@ class Results:
         return found + [f"{title} is in KNOWN, but did not run" for title in sorted(self._unseen)]
 
 
-def report(process: subprocess.Popen[str], classes: list[str]) -> int:
-    """Print each result, and a summary; return the exit status. A process that is silent for too long is killed."""
+def report(process: subprocess.Popen[str], classes: list[str], brokers: Mapping[str, SkyrouteBroker]) -> int:
+    """Print each result, and a summary; return the exit status. A process that is silent for too long is killed.
+
+    A test may have a broker restarted with another setting.
+    """
     results = Results(classes, KNOWN)
-    lines = process.stdout
+    lines, answers = process.stdout, process.stdin
     assert lines is not None
+    assert answers is not None
     while True:
         timer = Timer(SILENCE_S, process.kill)
         timer.start()
@@ -204,6 +202,12 @@ def report(process: subprocess.Popen[str], classes: list[str]) -> int:
         timer.cancel()
         if not line:
             break
+        if restart := _RESTART.match(line):
+            name, key, value = restart.groups()
+            brokers[name].configure(**{key: value})
+            brokers[name].restart()
+            answers.write("done\n")
+            answers.flush()
         if (said := results.add(line)) is not None:
             print(said, flush=True)  # noqa: T201 - the result
     complaints = results.complaints()
