@@ -204,7 +204,9 @@ async def test_a_group_that_has_read_further_keeps_its_offset(two: Brokers) -> N
     assert await two.offset("b") == MOVED_TO + 1
 
 
-async def test_an_item_stays_for_a_group_that_the_next_broker_does_not_know(two: Brokers) -> None:
+async def test_an_item_stays_for_a_group_that_the_next_broker_does_not_know(
+    two: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
     await two.fill("a", "0")
     await two.create_group("a")
     await two.commit("a", 1)
@@ -212,17 +214,19 @@ async def test_an_item_stays_for_a_group_that_the_next_broker_does_not_know(two:
     await two.expire("a")
     await two.clean()
     assert two.items("b") == ["a", "b"]
+    assert "mapping not shortened, request refused broker=b" in caplog.text
     assert await two.offset("b") == 1
     await two.create_group("b")
     await two.clean()
     assert two.items("b") == ["b"]
 
 
-async def test_an_item_stays_while_its_broker_does_not_answer(two: Brokers) -> None:
+async def test_an_item_stays_while_its_broker_does_not_answer(two: Brokers, caplog: pytest.LogCaptureFixture) -> None:
     await two.move("a", "b")
     await two.cluster.stop(two.cluster.brokers[0])
     await two.clean("b")
     assert two.items("b") == ["a", "b"]
+    assert caplog.text.count("mappings not shortened, broker did not answer broker=a") == 1
     await two.cluster.start("a")
     two.cluster.clock.advance(2)  # addresses of brokers are read again
     await two.clean("b")

@@ -54,6 +54,8 @@ class MappingCleanup:
         self._broker_name = broker_name
         self._silent: set[str] = set()
         """Brokers that did not answer in this round."""
+        self._refused: set[tuple[str, int]] = set()
+        """Brokers and requests that they refused in this round, each logged once."""
         self._readers: dict[tuple[str, str], list[str]] = {}
         """Groups with offsets, by broker and topic, as read in this round."""
 
@@ -64,6 +66,7 @@ class MappingCleanup:
             StorageError: the shorter mappings could not be saved.
         """
         self._silent.clear()
+        self._refused.clear()
         self._readers.clear()
         for topic in list(self._mappings.all()):
             mapping = self._mappings.get(topic)
@@ -102,7 +105,7 @@ class MappingCleanup:
             if count:
                 await self._move_offsets(topic, items[:count], items[count:])
         except (RemotingError, WireError) as error:
-            log.info("items of a static topic stay, a broker did not answer topic=%s reason=%s", topic, error)
+            log.debug("items of a static topic stay topic=%s reason=%s", topic, error)
             return 0
         return count
 
@@ -171,7 +174,7 @@ class MappingCleanup:
         try:
             found = decode_config_mapping((await self._ask(broker_name, encode_topic_config_query(topic))).body)
         except (RemotingError, WireError) as error:
-            log.info("static topic stays, its leader did not answer topic=%s reason=%s", topic, error)
+            log.debug("queues of a static topic stay topic=%s reason=%s", topic, error)
             return None
         return found if found is not None and found.broker_name == broker_name else None
 
@@ -205,9 +208,14 @@ class MappingCleanup:
         fields = {"lo": "false", **request.fields}  # a physical queue, if the request names one
         try:
             response = await self._peers.call(broker_name, Request(request.code, fields), master_only=True)
-        except RemotingError:
+        except RemotingError as error:
             self._silent.add(broker_name)
+            log.info("mappings not shortened, broker did not answer broker=%s reason=%s", broker_name, error)
             raise
         if response.code not in (ResponseCode.SUCCESS, *accepted):
-            raise RemotingError(f"broker {broker_name} refused request {request.code}: {response.remark}")
+            refusal = f"response {response.code} to request {request.code}: {response.remark}"
+            if (broker_name, request.code) not in self._refused:
+                self._refused.add((broker_name, request.code))
+                log.info("mapping not shortened, request refused broker=%s reason=%s", broker_name, refusal)
+            raise RemotingError(f"broker {broker_name} gave {refusal}")
         return response
