@@ -92,7 +92,7 @@ class MappingCleanup:
         if self._mappings.shorten(mapping, hosted):  # else it has changed meanwhile
             log.info("static topic shortened topic=%s queues=%d moved=%d", mapping.topic, len(shorter), len(gone))
 
-    # --------------------------------------------------------------------------------------- queues of this broker
+    # -------------------------------------------------------------------------------- items of queues that it leads
 
     async def _count_unneeded(self, topic: str, items: Items) -> int:
         """Return how many of the first items have no messages. No group loses its place when they are dropped."""
@@ -149,7 +149,7 @@ class MappingCleanup:
                 return True
         return False
 
-    # ------------------------------------------------------------------------------------------ queues that moved on
+    # ---------------------------------------------------------------------------------------- queues that moved twice
 
     async def _moved_again(self, mapping: QueueMapping, moved: dict[int, Items]) -> set[int]:
         """Return those queues that the broker that took them over has given to a third one."""
@@ -180,10 +180,8 @@ class MappingCleanup:
 
     def _is_led_by(self, theirs: QueueMapping | None, mapping: QueueMapping, queue_id: int) -> bool:
         """Return whether a broker leads a queue, and reads all messages that this broker has of it."""
-        if theirs is None or (theirs.epoch, theirs.total_queues, theirs.scope) != (
-            *(mapping.epoch, mapping.total_queues),
-            mapping.scope,
-        ):
+        own = mapping.epoch, mapping.total_queues, mapping.scope
+        if theirs is None or (theirs.epoch, theirs.total_queues, theirs.scope) != own:
             return False
         store, topic = self._store, mapping.topic
         read = {item.generation for item in theirs.led_items(queue_id)}
