@@ -169,6 +169,20 @@ async def test_the_item_of_a_queue_that_is_still_moving_stays(two: Brokers) -> N
     assert two.items("b") == ["a", "b"]
 
 
+async def test_an_item_whose_end_its_broker_has_not_reached_stays(two: Brokers) -> None:
+    await two.fill("a", "0")
+    await two.move("a", "b")
+    known = mapping_of("b", {0: [("a", 0, 0), ("b", 0, MOVED_TO)]}, epoch=two.epoch, total=4)
+    known = known.replace('"endOffset": -1', '"endOffset": 2', 1)
+    assert (await put(two.lines["b"], known, force=True)).code == ResponseCode.SUCCESS
+    await two.expire("a")
+    await two.clean()
+    assert two.items("b") == ["a", "b"]
+    two.empty("a")
+    await two.clean()
+    assert two.items("b") == ["b"]
+
+
 async def test_a_queue_that_moved_back_is_cleaned_by_its_own_broker(two: Brokers) -> None:
     await two.move("a", "b")
     await two.fill("b", "0")
