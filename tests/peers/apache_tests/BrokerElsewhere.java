@@ -248,7 +248,7 @@ class BrokerElsewhere extends BrokerController {
             header.setMaxMsgNums(1);
             header.setInvisibleTime(invisibleTime);
             header.setPollTime(0);
-            header.setBornTime(System.currentTimeMillis());
+            header.setBornTime(0);  // when it arrives, however busy the machine is
             header.setInitMode(ConsumeInitMode.MIN);
             header.setOrder(true);
             header.setAttemptId(attemptId);
