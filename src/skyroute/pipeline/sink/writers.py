@@ -16,7 +16,7 @@ from skyroute.pipeline.sink.columns import check_columns
 from skyroute.pipeline.sink.options import WriteOptions, read_write_options
 from skyroute.pipeline.sink.row_sender import RowSender
 from skyroute.pipeline.spark_versions import DataSourceStreamArrowWriter
-from skyroute.pipeline.worker_memory import keep_worker_memory
+from skyroute.pipeline.worker_memory import prepare_worker
 
 
 @dataclass
@@ -92,7 +92,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _send(options: WriteOptions, write_id: str, batches: Iterator[pa.RecordBatch]) -> SentRows:
-    keep_worker_memory()
+    prepare_worker()
     connection = connect(options.connection)
     sender = RowSender(connection.session, options, f"{write_id}/{_task().partitionId()}/")
     return SentRows(connection.run(sender.send(batches)))

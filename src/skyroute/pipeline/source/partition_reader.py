@@ -29,7 +29,7 @@ from skyroute.pipeline.source.fetcher import Chunk, Fetcher
 from skyroute.pipeline.source.offset_lookup import report_loss
 from skyroute.pipeline.source.options import ReadOptions
 from skyroute.pipeline.source.planning import QueueRange, ReadPartition
-from skyroute.pipeline.worker_memory import keep_worker_memory
+from skyroute.pipeline.worker_memory import prepare_worker
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def read_partition(
     Raises:
         SourceError: the partition cannot be read; the text says what to do.
     """
-    keep_worker_memory()
+    prepare_worker()
     for wanted in partition.ranges:
         yield from _RangeReader(wanted, names, schema, options).read()
 
