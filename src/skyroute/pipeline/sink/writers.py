@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from uuid import uuid4
+from secrets import token_urlsafe
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -17,6 +18,9 @@ from skyroute.pipeline.sink.options import WriteOptions, read_write_options
 from skyroute.pipeline.sink.row_sender import RowSender
 from skyroute.pipeline.spark_versions import DataSourceStreamArrowWriter
 from skyroute.pipeline.worker_memory import prepare_worker
+
+WRITE_ID_BYTES: Final = 12
+"""Random bytes of a default write id: no two writes share one. Each row carries it, as text of 16 characters."""
 
 
 @dataclass
@@ -63,7 +67,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        self._write_id = options.write_id or str(uuid4())
+        self._write_id = options.write_id or token_urlsafe(WRITE_ID_BYTES)
 
     @short_errors
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentRows:
