@@ -17,6 +17,8 @@ from skyroute.message.record import body_crc
 from skyroute.message.reserved_topics import is_retry_topic
 
 _HEAD: Final = Struct(">iiiii")
+_READ_HEAD: Final = Struct(">i8xii")
+"""Length, flag and length of the body."""
 _PROPERTIES_LENGTH: Final = Struct(">h")
 ITEM_BYTES_MIN: Final = _HEAD.size + _PROPERTIES_LENGTH.size
 
@@ -74,19 +76,19 @@ def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], in
     size: int
     flag: int
     body_bytes: int
-    properties_bytes: int
     try:
         for _ in range(count_max):
             if at >= end:
                 break
-            size, _magic, _crc, flag, body_bytes = _HEAD.unpack_from(body, at)
+            size, flag, body_bytes = _READ_HEAD.unpack_from(body, at)
             start = at + _HEAD.size
             stop = start + body_bytes
             if body_bytes < 0:
                 raise BatchError(f"the item at {at} has a body length of {body_bytes}")
-            (properties_bytes,) = _PROPERTIES_LENGTH.unpack_from(body, stop)
-            at_next = stop + 2 + properties_bytes
-            if properties_bytes < 0 or at_next != at + size or at_next > end:
+            if stop + 2 > end:
+                raise BatchError(f"the batch ends inside the item at {at}")
+            at_next = stop + 2 + (body[stop] << 8 | body[stop + 1])
+            if body[stop] > 127 or at_next != at + size or at_next > end:  # above 127: a negative length
                 raise BatchError(f"the item at {at} has a length of {size}, but takes {min(at_next, end) - at} bytes")
             items.append((body[start:stop], body[stop + 2 : at_next], flag))
             at = at_next
@@ -107,7 +109,7 @@ def count_items(body: bytes, at: int, count_max: int) -> tuple[int, int]:
     body_bytes: int
     try:
         while count < count_max and at < end:
-            size, _magic, _crc, _flag, body_bytes = _HEAD.unpack_from(body, at)
+            size, _flag, body_bytes = _READ_HEAD.unpack_from(body, at)
             stop = at + _HEAD.size + body_bytes
             at_next = at + size
             if (

@@ -16,7 +16,7 @@ from skyroute.broker.store.files.checkpoint import Checkpoint, OnDisk
 from skyroute.broker.store.files.segment import Segment
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index.index_writer import IndexWriter
-from skyroute.broker.store.index.keys import Key, collect_keys, find_value, keyed
+from skyroute.broker.store.index.keys import Key, collect_keys, find_value
 from skyroute.broker.store.queues.queue_ledger import QueueLedger
 from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.broker.store.settings import StoreSettings
@@ -62,6 +62,8 @@ class PlacedBatch(NamedTuple):
     """With positions relative to the start of the batch, if it is a long one."""
     properties: Sequence[bytes] = ()
     """Properties of the messages, if the keys are not collected yet."""
+    may_have_keys: bool = False
+    """Whether these properties may have keys."""
 
 
 def due_ms(raw_properties: bytes, stored_at_ms: int, delays_ms: tuple[int, ...]) -> int | None:
@@ -193,8 +195,9 @@ class Dispatcher:
         self._unwritten += len(batch.properties)
         if keys is not None:
             start, at_ms = batch.positions[0], batch.stored_at_ms
-            for position, raw_properties in keyed(batch.positions, batch.properties):
-                collect_keys(keys, batch.queue.topic, raw_properties, 0, position, at_ms)
+            if batch.may_have_keys:
+                for position, raw_properties in zip(batch.positions, batch.properties, strict=True):
+                    collect_keys(keys, batch.queue.topic, raw_properties, 0, position, at_ms)
             keys += [(hash_, start + position, at_ms) for hash_, position, _ in batch.keys]
             self._keys_to_wait += len(batch.keys)
 

@@ -1,7 +1,7 @@
 """A long batch on its way into the store: encoded part by part, then appended with one write."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count, repeat
 from operator import sub
 from struct import Struct
@@ -10,9 +10,9 @@ from typing import Final
 from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.dispatch import TAGS_START, tag_code_in
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.index.keys import Key, collect_keys, keyed
+from skyroute.broker.store.index.keys import Key, collect_keys, may_have_keys
 from skyroute.broker.store.queues.topic_queue import TopicQueue
-from skyroute.broker.store.queues.unit_rows import UNIT
+from skyroute.broker.store.queues.unit_rows import SIZE, TAG_CODE, UNIT, put_column
 from skyroute.message.batch import RawItem
 from skyroute.message.errors import RecordError
 
@@ -50,17 +50,19 @@ class PreparedBatch:
         """
         draft = self.draft
         properties = [item[1] for item in items]
-        if any_ends_with_zero(properties):
+        together = b"".join(properties)
+        if b"\0" in together and any_ends_with_zero(properties):
             properties = [raw + b"\x02" for raw in properties]
             items = [(body, raw, flag) for (body, _, flag), raw in zip(items, properties, strict=True)]
         pieces, positions = self._queue.encode_all(draft, items, 0, len(self.records), 0)
         records = b"".join(pieces)
         self._log.touch_ahead(len(self.records), len(records))
         self.records += records
-        self.units += b"".join(encode_units(positions, len(self.records), properties))
+        self.units += encode_units(positions, len(self.records), properties, together)
         self._placed_at += [position + _QUEUE_OFFSET_AT for position in positions]
-        for position, raw_properties in keyed(positions, properties):
-            collect_keys(self.keys, draft.topic, raw_properties, draft.sys_flag, position, 0)
+        if may_have_keys(together):
+            for position, raw_properties in zip(positions, properties, strict=True):
+                collect_keys(self.keys, draft.topic, raw_properties, draft.sys_flag, position, 0)
         if len(self.keys) > BATCH_KEYS_MAX:
             raise RecordError(f"a batch has too many keys (expected at most {BATCH_KEYS_MAX}); send it in parts")
 
@@ -77,13 +79,18 @@ class PreparedBatch:
         return positions
 
 
-def encode_units(positions: list[int], end: int, properties: Sequence[bytes]) -> Iterator[bytes]:
-    """Return the units of adjacent records by their positions, the end of the last one and their properties."""
-    sizes = map(sub, [*positions[1:], end], positions)
-    codes = map(tag_code_in, properties) if TAGS_START in b"".join(properties) else repeat(0)
-    return map(UNIT.pack, positions, sizes, codes)
+def encode_units(positions: list[int], end: int, properties: Sequence[bytes], together: bytes) -> bytearray:
+    """Return the units of adjacent records without their positions, which `TopicQueue.add_all` adds.
+
+    `end` is that of the last record, and `together` are the joined properties.
+    """
+    units = bytearray(len(positions) * UNIT.size)
+    put_column(units, SIZE, map(sub, [*positions[1:], end], positions))
+    if TAGS_START in together:
+        put_column(units, TAG_CODE, map(tag_code_in, properties))
+    return units
 
 
 def any_ends_with_zero(properties: list[bytes]) -> bool:
     """Return whether properties of a message end with zero, as the last record of a log must not: it looks torn."""
-    return b"\0" in b"".join(properties) and any(raw.endswith(b"\0") for raw in properties)
+    return any(raw.endswith(b"\0") for raw in properties)

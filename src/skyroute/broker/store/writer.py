@@ -11,6 +11,7 @@ from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended
 from skyroute.broker.store.files.checkpoint import Checkpoint
 from skyroute.broker.store.index.index_writer import IndexWriter
 from skyroute.broker.store.index.key_index import KeyIndex
+from skyroute.broker.store.index.keys import may_have_keys
 from skyroute.broker.store.prepared_batch import PreparedBatch, any_ends_with_zero, encode_units
 from skyroute.broker.store.queues.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
 from skyroute.broker.store.queues.queue_table import QueueTable
@@ -116,7 +117,8 @@ class StoreWriter(StoreReader):
         key = draft.topic, draft.queue_id
         queue = self._queues.by_key.get(key) or self._queues.create_file(draft.topic, draft.queue_id)
         properties = [item[1] for item in items]
-        if any_ends_with_zero(properties):
+        together = b"".join(properties)
+        if b"\0" in together and any_ends_with_zero(properties):
             properties = [raw + b"\x02" for raw in properties]
             items = [(body, raw, flag) for (body, _, flag), raw in zip(items, properties, strict=True)]
         log, offset = self._log, queue.next_offset
@@ -128,9 +130,12 @@ class StoreWriter(StoreReader):
         self._append_whole(positions[0], records)
         queue.advance(offset + len(items))
         self._last_stored_ms = now_ms
-        units = bytearray().join(encode_units(positions, log.end, properties))
-        self._dispatcher.add_batch(PlacedBatch(queue, offset, positions, units, log.end, now_ms, (), properties))
-        if self._dispatcher.count_bytes(len(units) + sum(map(len, properties))):
+        units = encode_units(positions, log.end, properties, together)
+        has_keys = may_have_keys(together)
+        self._dispatcher.add_batch(
+            PlacedBatch(queue, offset, positions, units, log.end, now_ms, (), properties, has_keys)
+        )
+        if self._dispatcher.count_bytes(len(units) + len(together)):
             self._dispatcher.write_backlog()
         return AppendedBatch(positions, offset, log.end)
 

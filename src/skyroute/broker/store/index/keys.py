@@ -1,6 +1,6 @@
 """The keys of a record, and their hashes in the index."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from struct import Struct
 from typing import Final
@@ -102,10 +102,9 @@ def collect_keys(
                 keys.append((key_hash(topic, word), position, stored_at_ms))
 
 
-def keyed(positions: Sequence[int], properties: Sequence[bytes]) -> Iterable[tuple[int, bytes]]:
-    """Return the records of a batch that may have keys: none, if no property name of theirs ends like one of keys."""
-    together = b"".join(properties)
-    return zip(positions, properties, strict=True) if _UNIQUE_ID in together or _KEYS in together else ()
+def may_have_keys(together: bytes) -> bool:
+    """Return whether messages with these joined properties may have keys: a name ends like the name of a key."""
+    return _KEYS in together or _UNIQUE_ID in together
 
 
 def find_value(raw_properties: bytes, pair_start: bytes) -> bytes | None:
