@@ -454,3 +454,16 @@ def test_the_oldest_cut_tails_are_removed_with_a_log_line_each(
     assert names == [f"{0:020d}.cut-{now_ms}" for now_ms in (100, 1000, 11)]
     assert cuts[-1].kept_in.read_bytes() == b"x" * 20
     assert caplog.text.count("old tail of the log removed") == 2
+
+
+def test_a_damaged_offset_behind_a_gap_does_not_cost_the_record_before_it(tmp_path: Path) -> None:
+    store = small_store(tmp_path, NoSyncDisk())
+    positions = [store.append(draft("T", 0), NOW_MS + number).log_position for number in range(10)]
+    store.dispatch()
+    store.kill()
+    change(tmp_path / LOG, positions[3], bytes(positions[6] - positions[3]))
+    change(tmp_path / LOG, positions[7] + 20, (2).to_bytes(8, "big"))
+    shutil.rmtree(tmp_path / "consumequeue")
+    store, _ = reopen(tmp_path)
+    assert [message.offset for message in read_store(store)] == [0, 1, 2, 6, 8, 9]
+    store.kill()

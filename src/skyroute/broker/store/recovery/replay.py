@@ -138,8 +138,14 @@ class Replay:
             if position >= self._start:
                 self._dispatcher.add_keys(record)
             return
-        waiting = self._unconfirmed.pop(queue, None)
+        waiting = self._unconfirmed.get(queue)
+        if waiting is not None and 0 < offset < queue.next_offset < waiting[1]:
+            # After a gap offsets fall to 0 only: this one is damaged, and says nothing about the record that waits.
+            if position >= self._start:
+                self._dispatcher.add_keys(record)
+            return
         if waiting is not None:
+            del self._unconfirmed[queue]
             behind = waiting[1] + _messages_in(waiting)
             # After a gap offsets rise. They restart only if the topic was deleted and created again.
             if offset >= behind if waiting[1] > queue.next_offset else not waiting[1] and offset == behind:
