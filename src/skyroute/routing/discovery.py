@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Final
 
 from skyroute.routing.table_view import RouteTableView
@@ -97,16 +98,8 @@ def served_topics(table: RouteTableView, among: list[str]) -> list[str]:
 def topics_of_cluster(table: RouteTableView, cluster: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
     """Topics that at least one group of the cluster serves. Searches all topics unless `among` is given."""
     names = table.groups_of(cluster)
-    serves: dict[tuple[str, ...], bool] = {}
-
-    def is_served(topic: str) -> bool:
-        serving = table.serving(topic)
-        known = serves.get(serving)
-        if known is None:
-            known = serves[serving] = not names.isdisjoint(serving)
-        return known
-
-    return tuple(filter(is_served, table.topics if among is None else among))
+    is_within = cache(lambda serving: not names.isdisjoint(serving))
+    return tuple(topic for topic in (table.topics if among is None else among) if is_within(table.serving(topic)))
 
 
 def system_topics(table: RouteTableView) -> tuple[tuple[str, ...], str | None]:

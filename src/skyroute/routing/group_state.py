@@ -105,8 +105,6 @@ class GroupState:
     """Only for topics that are in `queues`."""
     queue_bytes: int = 0
     """Approximate memory of `queues`, by `memory_estimate`."""
-    replacements: int = 0
-    """Number of times that `queues` was replaced by another dictionary."""
 
     @property
     def smallest(self) -> tuple[int, str] | None:
@@ -218,5 +216,4 @@ class GroupState:
     def _mappings_gone(
         self, topics: Mapping[str, QueueSettings]
     ) -> dict[str, tuple[StaticMapping | None, StaticMapping | None]]:
-        named = self.mappings.keys() & topics.keys() if self.mappings else ()
-        return {topic: (self.mappings[topic], None) for topic in named}
+        return {topic: (self.mappings[topic], None) for topic in self.mappings.keys() & topics.keys()}

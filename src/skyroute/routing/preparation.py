@@ -28,7 +28,6 @@ class Preparation:
         self._known = known
         self._own = own
         self._known_queues: dict[str, QueueSettings] = {} if known is None else known.queues
-        self._replacements = 0 if known is None else known.replacements
         self._whole = check.replaces_topics
         self.removes_missing = delete_missing and not check.table.mappings
         self.queues = dict(self._known_queues)
@@ -58,7 +57,7 @@ class Preparation:
         """Whether the preparation is still valid once `edited` topics have been compared again."""
         return (
             known is self._known
-            and (known is None or known.replacements == self._replacements)
+            and (known is None or known.queues is self._known_queues)
             and check.defines_topics
             and check.replaces_topics == self._whole
         )

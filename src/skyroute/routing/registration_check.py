@@ -101,12 +101,8 @@ class RegistrationCheck:
 
     def is_late(self, ticket: int) -> bool:
         """A registration that arrived later was applied first."""
-        known, replaced, elsewhere = self.known, self.replaced, self.elsewhere
-        return (
-            (known is not None and known.ticket > ticket)
-            or (replaced is not None and replaced.ticket > ticket)
-            or (elsewhere is not None and elsewhere.ticket > ticket)
-        )
+        met = (self.known, self.replaced, self.elsewhere)
+        return any(member is not None and member.ticket > ticket for member in met)
 
     @property
     def replaces_topics(self) -> bool:

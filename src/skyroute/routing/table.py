@@ -73,8 +73,8 @@ class RouteTable(RouteTableWriter):
 
     def forget_fingerprints(self) -> None:
         """Decode the next registration of every broker. Called when a setting changes what bodies mean."""
-        for member in self._leases:
-            member.fingerprint = None
+        for group in self._groups.values():
+            group.forget_fingerprints()
 
     def take_ticket(self) -> int:
         """Return the arrival number of a registration, larger than all before."""
@@ -238,7 +238,7 @@ class RouteTable(RouteTableWriter):
         if member is None:
             return None
         member.renew(now)
-        return () if member.confirmed else tuple(self._confirm(member, Cause.HEARTBEAT, connection=connection))
+        return tuple(self._confirm(member, Cause.HEARTBEAT, connection=connection))
 
     def restore(self, snapshot: TableSnapshot, *, lease_s: float, now: float) -> tuple[RouteEvent, ...]:
         """Fill an empty table from a snapshot.

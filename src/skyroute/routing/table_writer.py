@@ -102,12 +102,11 @@ class RouteTableWriter(RouteTableView):
         """
         registration, table, group, member = check.registration, check.table, check.group, check.known
         smallest_before, version = group.smallest, check.version_after
-        events: list[RouteEvent] = []
         if member is not None:
             # First, so that brokers removed below see which connections are still in use.
             self._leases.change_connection(member, connection)
-        if check.elsewhere is not None:
-            events += self._leave([check.elsewhere], Cause.ADDRESS_REPLACED, keep_connection=connection)
+        elsewhere = [] if check.elsewhere is None else [check.elsewhere]
+        events = self._leave(elsewhere, Cause.ADDRESS_REPLACED, keep_connection=connection)
         events += [self._remove(gone, Cause.ADDRESS_REPLACED, keep_connection=connection) for gone in check.displaced]
         events += self._place(group, registration)
         if check.replaced is not None:
@@ -274,7 +273,6 @@ class RouteTableWriter(RouteTableView):
                 self._edit(group, delta)
             else:
                 group.queues = queues
-                group.replacements += 1
             if group.forbidden:
                 group.forbidden -= delta.changed.keys()
                 group.forbidden -= delta.removed.keys()

@@ -1,6 +1,7 @@
 """Which broker groups serve a topic."""
 
 from collections.abc import Collection, Iterable, KeysView
+from functools import cache
 
 
 class TopicIndex:
@@ -52,13 +53,9 @@ class TopicIndex:
         """Remove a group from topics, and topics that no group serves with their names."""
         self.edits += 1
         names = self._names
-        shrunk: dict[tuple[str, ...], tuple[str, ...]] = {}
+        without = cache(lambda before: _without(before, broker_name))
         for topic in topics:
-            before = names.get(topic, ())
-            after = shrunk.get(before)
-            if after is None:
-                after = shrunk[before] = _without(before, broker_name)
-            if after:
+            if after := without(names.get(topic, ())):
                 names[topic] = after
             else:
                 names.pop(topic, None)

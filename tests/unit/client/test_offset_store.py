@@ -64,6 +64,15 @@ async def test_offset_files_of_java_are_read(store: FileOffsets, text: str) -> N
     assert await store.read(Q1) is None
 
 
+async def test_a_read_replaces_the_offset_in_memory_also_by_a_smaller_one(store: FileOffsets) -> None:
+    await persisted(store, q0=5)
+    store.update(Q0, 9)
+    assert await store.read(Q0) == store.cached(Q0) == 5
+    store.update(Q1, 9)
+    assert await store.read(Q1) is None
+    assert store.cached(Q1) == 9
+
+
 async def test_offset_files_have_javas_format(store: FileOffsets) -> None:
     for queue, offset in WRITTEN.items():
         store.update(queue, offset)
@@ -151,15 +160,41 @@ async def test_a_damaged_backup_behind_a_damaged_file_is_an_error_too(store: Fil
         await store.load()
 
 
+async def test_a_file_that_cannot_be_read_is_named_with_the_reason(store: FileOffsets) -> None:
+    store.path.mkdir(parents=True)
+    with pytest.raises(OffsetFileError, match=f"^offset file {store.path} cannot be read: Is a directory$"):
+        await store.load()
+
+
+async def test_a_write_leaves_the_temporary_file_of_another_process_alone(store: FileOffsets) -> None:
+    other = store.path.with_name("offsets.json.tmp")
+    other.parent.mkdir(parents=True)
+    other.write_text("half")
+    await persisted(store, q0=1)
+    assert _from_file(store.path) == {Q0: 1}
+    assert other.read_text() == "half"
+
+
 async def test_a_file_that_cannot_be_written_is_logged_and_not_lost(
     store: FileOffsets, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.path.parent.parent.write_text("a file where a directory should be")
     await persisted(store, q0=1)
-    assert "offsets not written" in caplog.text
+    (line,) = caplog.messages
+    assert line.startswith(f"offsets not written path={store.path} reason=offset file {store.path}")
     store.path.parent.parent.unlink()
     await store.persist([Q0])
     assert _from_file(store.path) == {Q0: 1}
+
+
+async def test_a_folder_that_cannot_be_made_is_logged_with_the_reason(
+    store: FileOffsets, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.path.parent.mkdir(parents=True)
+    store.path.symlink_to("/proc/nowhere/offsets.json")
+    await persisted(store, q0=1)
+    (line,) = caplog.messages
+    assert line.startswith(f"offsets not written path={store.path} reason=cannot write {store.path}: ")
 
 
 async def test_concurrent_writers_keep_the_file_intact(store: FileOffsets) -> None:
@@ -178,6 +213,14 @@ def test_offsets_move_forward_unless_only_forward_is_false(store: FileOffsets) -
     assert store.cached(Q0) == 5
     store.update(Q0, 3, only_forward=False)
     assert store.cached(Q0) == 3
+
+
+def test_a_queue_may_be_forgotten_before_anything_is_known_of_it(store: FileOffsets) -> None:
+    store.forget(Q0)
+    store.update(Q0, 5)
+    store.forget(Q0)
+    store.forget(Q0)
+    assert store.cached(Q0) is None
 
 
 # ------------------------------------------------------------------------------------------------------- the brokers
@@ -212,6 +255,14 @@ async def test_offsets_are_read_from_and_committed_to_brokers(cluster: FakeClust
     assert cluster.offsets == {("g", first): 6, ("g", second): 1}
 
 
+async def test_an_offset_that_was_set_back_at_the_broker_is_used(cluster: FakeCluster, session: Session) -> None:
+    offsets = BrokerOffsets(session, "g")
+    queue = cluster.queue("T", 0)
+    offsets.update(queue, 6)
+    cluster.offsets["g", queue] = 4
+    assert await offsets.read(queue) == offsets.cached(queue) == 4
+
+
 async def test_a_broker_that_refuses_raises_instead_of_no_offset(cluster: FakeCluster, session: Session) -> None:
     cluster.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.SYSTEM_ERROR, "cannot say")
     with pytest.raises(ServerFailedError):
@@ -227,8 +278,33 @@ async def test_an_offset_that_could_not_be_committed_is_logged_and_the_others_ar
     offsets.update(nowhere, 1)
     offsets.update(cluster.queue("T", 0), 2)
     await offsets.persist([nowhere, cluster.queue("T", 0)], wait=True)
-    assert "offset not committed" in caplog.text
+    (line,) = caplog.messages
+    assert line.startswith(f"offset not committed group=g queue={nowhere} reason=")
     assert cluster.offsets == {("g", cluster.queue("T", 0)): 2}
+
+
+async def test_failed_commits_of_a_queue_are_logged_once_until_one_succeeds_or_the_queue_is_forgotten(
+    cluster: FakeCluster, session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    offsets = BrokerOffsets(session, "g")
+    first, second = cluster.queue("T", 0), cluster.queue("T", 1)
+
+    async def logged(*queues: QueueRef) -> int:
+        caplog.clear()
+        for queue in queues:
+            offsets.update(queue, 1)
+        await offsets.persist(queues, wait=True)
+        return len(caplog.messages)
+
+    code = RequestCode.UPDATE_CONSUMER_OFFSET
+    cluster.refuse(code, ResponseCode.SYSTEM_ERROR, "not now", times=6)
+    assert [await logged(first), await logged(first), await logged(first, second)] == [1, 0, 1]
+    offsets.forget(first)
+    assert offsets.cached(first) is None
+    assert await logged(first, second) == 1
+    assert await logged(first) == 0, "it is accepted"
+    cluster.refuse(code, ResponseCode.SYSTEM_ERROR, "not now", times=2)
+    assert await logged(first, second) == 1
 
 
 @pytest.mark.parametrize(("client_id", "group"), [("../../x", "g"), ("10.0.0.1@a/b", "g"), ("c", ".."), ("c", "g\0")])

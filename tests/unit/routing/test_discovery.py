@@ -1,12 +1,14 @@
 """Queries of the route table by clients, brokers and tools."""
 
+from dataclasses import replace
+
 import pytest
 
 from skyroute.routing import discovery
-from skyroute.routing.discovery import find_route
+from skyroute.routing.discovery import MEMBER_TOPIC_PREFIX, find_route, placement
 from skyroute.routing.table import RouteTable
-from skyroute.routing.topology import BrokerGroup, BrokerQueues, ClusterView, QueueSettings, TopicRoute
-from tests.unit.routing.brokers import MASTER, OTHER, SLAVE, WRITABLE, mapping, registration, tell
+from skyroute.routing.topology import BrokerGroup, BrokerQueues, ClusterView, QueueSettings, StaticMapping, TopicRoute
+from tests.unit.routing.brokers import MASTER, OTHER, READ_ONLY, SLAVE, WRITABLE, mapping, registration, tell
 
 
 def addresses(route: TopicRoute | None) -> dict[str, dict[int, str]]:
@@ -51,6 +53,49 @@ def test_a_route_does_not_change_with_the_table() -> None:
     tell(table, registration(1, SLAVE, filter_servers=("f:1",)))
     assert addresses(route) == {"broker-a": {0: MASTER}}
     assert view.groups[0].addresses == {0: MASTER}
+
+
+# Keys of routes
+
+
+def test_topics_with_the_same_queues_on_the_same_groups_share_a_key() -> None:
+    table = RouteTable()
+    tell(table, registration(topics={"T1": WRITABLE, "T2": WRITABLE, "T3": READ_ONLY}))
+    tell(table, registration(0, OTHER, name="broker-b", topics=("T2", "T4", "T5")))
+    assert placement(table, "unknown") is None
+    assert placement(table, "T4") == placement(table, "T5")
+    assert len({placement(table, topic) for topic in ("T1", "T2", "T3", "T4")}) == 4
+    before = placement(table, "T3")
+    table.forbid_writes("broker-a")
+    assert placement(table, "T1") == placement(table, "T3") == before
+
+
+def test_topics_whose_routes_name_them_share_no_key() -> None:
+    table = RouteTable()
+    members = f"{MEMBER_TOPIC_PREFIX}broker-a", f"{MEMBER_TOPIC_PREFIX}broker-b"
+    mappings = {topic: mapping(topic) for topic in ("T1", "T2")}
+    tell(table, registration(topics=("T0", "T1", "T2", *members), mappings=mappings))
+    assert len({placement(table, topic) for topic in ("T0", "T1", "T2", *members)}) == 5
+    assert placement(table, "T1") == placement(table, "T1")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(mapping("T1"), total_queues=3),
+        replace(mapping("T1"), epoch=2),
+        replace(mapping("T1"), scope="another"),
+        replace(mapping("T1"), dirty=True),
+        replace(mapping("T1"), current_ids={0: 1, 1: 0}),
+        mapping("T1", "broker-b"),
+    ],
+)
+def test_every_change_of_a_static_topic_changes_its_key(other: StaticMapping) -> None:
+    table = RouteTable()
+    tell(table, registration(mappings={"T1": mapping("T1")}))
+    before = placement(table, "T1")
+    tell(table, registration(mappings={"T1": other}, version=2))
+    assert placement(table, "T1") != before
 
 
 # Acting masters
@@ -170,6 +215,7 @@ def test_topics_of_a_cluster_are_served_by_one_of_its_groups() -> None:
     assert discovery.topics_of_cluster(table, "c1") == ("T1", "T2", "T3")
     assert discovery.topics_of_cluster(table, "c2") == ("T3", "T4")
     assert discovery.topics_of_cluster(table, "nowhere") == ()
+    assert discovery.topics_of_cluster(table, "c1", ("T4", "T3", "T9")) == ("T3",)
     assert tuple(table.topics) == ("T1", "T2", "T3", "T4")
 
 
@@ -181,8 +227,14 @@ def test_system_topics_are_names_of_clusters_and_groups_with_one_broker_address(
     assert discovery.system_topics(table) == (("c1", "a"), SLAVE)
 
 
-def test_an_unknown_group_has_no_members() -> None:
-    assert discovery.member_addresses(RouteTable(), "nobody") == {}
+def test_an_unknown_group_has_nothing() -> None:
+    table = RouteTable()
+    assert discovery.member_addresses(table, "nobody") == {}
+    assert table.filter_servers("nobody") == {}
+    assert table.group("nobody") is None
+    assert table.settings("nobody", "T1") is None
+    assert table.mapping("nobody", "T1") is None
+    assert not table.is_unconfirmed("nobody")
 
 
 def test_unit_lists_go_by_the_flags_of_the_first_group() -> None:
@@ -193,6 +245,18 @@ def test_unit_lists_go_by_the_flags_of_the_first_group() -> None:
     assert discovery.unit_topics(table) == ("T1", "T3")
     assert discovery.unit_subscription_topics(table) == ("T2", "T3")
     assert discovery.unit_subscription_only_topics(table) == ("T2",)
+    some = ("T0", "T2", "T1")
+    assert discovery.unit_topics(table, some) == ("T1",)
+    assert discovery.unit_subscription_topics(table, some) == ("T2",)
+    assert discovery.unit_subscription_only_topics(table, ("T3", "T0")) == ()
+
+
+def test_unit_lists_leave_out_topics_that_no_group_serves_any_more() -> None:
+    table = RouteTable(topics_a_step=1)
+    tell(table, registration(topics=dict.fromkeys(("T1", "T2"), QueueSettings(1, 1, 6, 1))))
+    table.drop_connection(1)
+    assert list(table.topics) == ["T1", "T2"], "they are removed in steps"
+    assert discovery.unit_topics(table) == ()
 
 
 def test_listing_the_topics_of_a_group_follows_its_changes() -> None:

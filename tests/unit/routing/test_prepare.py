@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing import discovery
 from skyroute.routing.errors import TableFullError
-from skyroute.routing.events import TopicsChanged
+from skyroute.routing.events import MappingsChanged, RegistrationOutcome, TopicsChanged
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings
-from tests.unit.routing.brokers import MASTER, OTHER, READ_ONLY, SLAVE, WRITABLE, only, registration
+from tests.unit.routing.brokers import MASTER, OTHER, READ_ONLY, SLAVE, WRITABLE, mapping, only, registration, tell
 
 T = TypeVar("T")
 
@@ -83,10 +83,32 @@ def test_every_step_is_bounded() -> None:
     steps, preparation = steps_of(table.prepare(news, delete_missing_topics=True))
     # The copy, 5 topics that may be gone, 4 that may be new, 4 that are listed, and the edited ones.
     assert steps == 1 + 3 + 2 + 2 + 1
+    assert preparation is not None
+    before = preparation.is_applied
+    assert before is False
+    edits = table.topic_edits
     table.register(news, connection=0, now=1.0, delete_missing_topics=True, preparation=preparation)
+    assert preparation.is_applied
+    assert table.topic_edits == edits, "the index is written before and after"
     assert served(table) == set(OTHERS)
     assert steps_of(table.sweep())[0] == 3 + 1
     assert set(table.topics) == set(OTHERS)
+
+
+@pytest.mark.parametrize(("edited", "more"), [(2, 0), (3, 1), (4, 1), (5, 2)])
+def test_topics_that_change_in_between_are_compared_again_in_bounded_steps(edited: int, more: int) -> None:
+    table = knowing(registration(topics=TOPICS))
+    steps = table.prepare(registration(topics=OTHERS, version=2))
+    next(steps)
+    for topic in TOPICS[:edited]:
+        table.delete_topic(topic)
+    assert steps_of(steps)[0] == 2 + 2 + 1 + more
+
+
+def test_what_does_not_grow_is_prepared_in_a_full_table() -> None:
+    table = RouteTable(brokers_max=1, topic_entries_max=len(TOPICS), topics_a_step=STEP)
+    tell(table, registration(topics=TOPICS))
+    assert run_through(table.prepare(registration(topics=TOPICS, version=2))) is not None
 
 
 def test_routes_do_not_change_before_a_registration_is_applied() -> None:
@@ -121,13 +143,15 @@ def test_a_refused_registration_leaves_no_trace() -> None:
     assert set(table.topics) == set(TOPICS)
 
 
-@pytest.mark.parametrize("edits_at", range(9))
-def test_topics_that_change_between_the_steps_are_compared_again(edits_at: int) -> None:
+@pytest.mark.parametrize(("edits_at", "delete"), [*((at, False) for at in range(8)), *((at, True) for at in range(9))])
+@pytest.mark.parametrize("version", [1, 2])
+def test_topics_that_change_between_the_steps_are_compared_again(edits_at: int, version: int, *, delete: bool) -> None:
     at_once = knowing(registration(topics=TOPICS))
     in_steps = deepcopy(at_once)
-    news = registration(topics=(*OTHERS, "T1", "T2"), version=2)
+    news = registration(topics=dict.fromkeys((*OTHERS, "T1", "T2"), WRITABLE) | {"T4": READ_ONLY}, version=version)
+    outcomes: list[RegistrationOutcome] = []
     for table in (at_once, in_steps):
-        steps = table.prepare(news, delete_missing_topics=True)
+        steps = table.prepare(news, delete_missing_topics=delete)
         for _ in range(edits_at if table is in_steps else 0):
             next(steps)
         table.delete_topic("T1")
@@ -137,12 +161,49 @@ def test_topics_that_change_between_the_steps_are_compared_again(edits_at: int) 
         table.register_topic("U2", {"broker-a": WRITABLE})
         table.delete_topic("U2")
         table.register_topic("V", {"broker-a": WRITABLE})
+        table.register_topic("T4", {"broker-a": READ_ONLY})
+        table.register_topic("T5", {"broker-a": READ_ONLY})
         preparation = run_through(steps) if table is in_steps else None
-        table.register(news, connection=0, now=1.0, delete_missing_topics=True, preparation=preparation)
+        outcomes.append(
+            table.register(news, connection=0, now=1.0, delete_missing_topics=delete, preparation=preparation)
+        )
         run_through(table.sweep())
+    assert outcomes[0] == outcomes[1]
     assert at_once.snapshot(1.0) == in_steps.snapshot(1.0)
     assert at_once.stats(1.0) == in_steps.stats(1.0)
-    assert set(in_steps.topics) == {*OTHERS, "T1", "T2"}
+    assert set(in_steps.topics) == {*OTHERS, "T1", "T2", "T4"} | (set() if delete else {"T5", "V"})
+    assert all(in_steps.serving(topic) == ("broker-a",) for topic in in_steps.topics)
+
+
+def test_mappings_change_with_a_prepared_registration() -> None:
+    known = registration(topics=TOPICS, mappings={"T1": mapping("T1"), "T2": mapping("T2")})
+    for news, changed in (
+        (registration(topics=(*OTHERS, "T2"), version=2), {"T1": (mapping("T1"), None)}),
+        (
+            registration(topics=TOPICS, version=2, mappings={"T2": mapping("T2", epoch=2)}),
+            {"T2": (mapping("T2"), mapping("T2", epoch=2))},
+        ),
+    ):
+        table = knowing(known)
+        preparation = run_through(table.prepare(news, delete_missing_topics=True))
+        assert preparation is not None
+        outcome = table.register(news, connection=0, now=1.0, delete_missing_topics=True, preparation=preparation)
+        assert only(outcome.events, MappingsChanged).changed == changed
+
+
+def test_a_registration_is_prepared_again_if_another_one_was_applied_meanwhile() -> None:
+    table = knowing(registration(topics=TOPICS))
+    for version in (2, 3):  # each of them replaces the group's queues
+        news = registration(topics=(*OTHERS, "T1"), version=version)
+        table.register(news, connection=0, now=1.0, preparation=run_through(table.prepare(news)))
+    news, meanwhile = registration(topics=(*OTHERS, "X"), version=5), registration(topics=(*TOPICS, "Y"), version=4)
+    steps = table.prepare(news, delete_missing_topics=True)
+    next(steps)
+    table.register(meanwhile, connection=0, now=1.0, preparation=run_through(table.prepare(meanwhile)))
+    preparation = run_through(steps)
+    table.register(news, connection=0, now=1.0, delete_missing_topics=True, preparation=preparation)
+    run_through(table.sweep())
+    assert set(table.topics) == set(table.topics_of("broker-a")) == {*OTHERS, "X"}
 
 
 def test_a_group_that_came_back_between_the_steps_is_prepared_again() -> None:
@@ -221,6 +282,16 @@ def test_a_sweep_keeps_what_another_registration_has_listed() -> None:
     table.register(news, connection=0, now=1.0, preparation=run_through(kept))
     assert table.is_swept
     assert set(table.topics) == {"A", "B", *OTHERS}
+
+
+def test_a_short_registration_that_removes_many_topics_is_prepared() -> None:
+    table = knowing(registration(topics=TOPICS))
+    shorter = registration(topics=TOPICS[:STEP], version=2)
+    assert run_through(table.prepare(shorter, delete_missing_topics=True)) is not None
+    few = knowing(registration(topics=TOPICS[:STEP]))
+    assert run_through(few.prepare(shorter, delete_missing_topics=True)) is None
+    few.drop_connection(0)
+    assert few.is_swept, "so few topics leave the index at once"
 
 
 def test_a_short_registration_and_one_that_changes_no_topic_need_no_steps() -> None:

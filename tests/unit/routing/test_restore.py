@@ -1,14 +1,17 @@
 """A table restored after a restart: leases, confirmation and the next registration."""
 
+from dataclasses import replace
+
 import pytest
 
 from skyroute.routing import discovery
-from skyroute.routing.errors import TableFullError
+from skyroute.routing.errors import InvalidSnapshotError, TableFullError
 from skyroute.routing.events import BrokerChanged, BrokerConfirmed, BrokerLeft, Cause, LeaseHeld, TopicsChanged
 from skyroute.routing.registration import DataVersion
+from skyroute.routing.snapshot import GroupSnapshot, TableSnapshot
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey
-from tests.unit.routing.brokers import MASTER, OTHER, READ_ONLY, SLAVE, WRITABLE, only, registration, tell
+from tests.unit.routing.brokers import MASTER, OTHER, READ_ONLY, SLAVE, WRITABLE, mapping, only, registration, tell
 
 LEASE_S = 45.0
 KEY = BrokerKey("c1", MASTER)
@@ -18,6 +21,15 @@ def restored(before: RouteTable, *, now: float = 0.0) -> RouteTable:
     table = RouteTable()
     table.restore(before.snapshot(now), lease_s=LEASE_S, now=now)
     return table
+
+
+def snapshot_without_leases(table: RouteTable) -> TableSnapshot:
+    groups = table.snapshot(0.0).groups
+    return TableSnapshot(
+        tuple(
+            replace(group, members=tuple(replace(member, left_s=None) for member in group.members)) for group in groups
+        )
+    )
 
 
 def one_broker(**said: object) -> RouteTable:
@@ -33,6 +45,29 @@ def test_a_restored_table_has_the_same_routes() -> None:
     assert discovery.find_route(table, "T1") == discovery.find_route(before, "T1")
     assert table.unconfirmed_count == 2
     assert table.is_unconfirmed("broker-a")
+
+
+def test_a_snapshot_of_a_restored_table_is_the_same_but_for_its_leases() -> None:
+    before = one_broker(zone="z1", acting_master=False, lease_s=99.0, filter_servers=("f:1",))
+    tell(before, registration(1, SLAVE, version=3, mappings={"T1": mapping("T1")}, zone="z1", acting_master=True))
+    tell(before, registration(0, OTHER, name="broker-b", cluster="c2"))
+    before.forbid_writes("broker-a")
+    table = restored(before)
+    assert snapshot_without_leases(table) == snapshot_without_leases(before)
+    assert all(member.left_s is None for group in before.snapshot(0.0).groups for member in group.members)
+    assert all(member.left_s == LEASE_S - 5.0 for group in table.snapshot(5.0).groups for member in group.members)
+
+
+def test_a_broker_that_was_alive_is_restored_with_a_whole_lease() -> None:
+    table = restored(one_broker(), now=119.0)
+    assert table.evict_expired(119.0 + LEASE_S) == ()
+    assert table.evict_expired(119.0 + LEASE_S + 0.1) != ()
+
+
+def test_a_restored_broker_has_at_most_the_lease_of_restored_brokers() -> None:
+    table = RouteTable()
+    table.restore(one_broker(lease_s=600.0).snapshot(0.0), lease_s=LEASE_S, now=0.0)
+    assert table.evict_expired(LEASE_S + 0.1) != ()
 
 
 def test_a_restored_broker_that_does_not_return_leaves_as_not_confirmed() -> None:
@@ -107,6 +142,18 @@ def test_a_single_topic_of_a_newer_version_does_not_make_that_version_known() ->
     assert only(outcome.events, BrokerChanged).version_after == DataVersion(0, 4, 4)
 
 
+def test_single_topics_of_newer_versions_do_not_make_their_version_known_one_after_the_other() -> None:
+    table = restored(one_broker(version=1))
+    for version, topic in ((3, "T9"), (4, "T10")):
+        said = registration(topics=(topic,), version=version, fingerprint=b"body")
+        tell(table, said)
+        assert table.version_of(KEY) == DataVersion(0, 1, 1)
+        assert not table.remembers(said), "the same body must be decoded again"
+    whole = registration(version=4, fingerprint=b"whole")
+    tell(table, whole)
+    assert table.remembers(whole)
+
+
 def test_an_older_version_is_applied_after_a_restart() -> None:
     table = restored(one_broker(version=5))
     outcome = tell(table, registration(version=2))
@@ -136,6 +183,36 @@ def test_a_table_without_room_refuses_the_snapshot_and_stays_empty() -> None:
     table = RouteTable(topic_entries_max=1)
     with pytest.raises(TableFullError):
         table.restore(one_broker().snapshot(0.0), lease_s=LEASE_S, now=0.0)
+    assert table.groups == ()
+
+
+def test_only_an_empty_table_is_restored() -> None:
+    with pytest.raises(AssertionError, match=r"^only an empty table is restored"):
+        one_broker().restore(TableSnapshot(), lease_s=LEASE_S, now=0.0)
+
+
+def contradicting() -> dict[str, tuple[GroupSnapshot, ...]]:
+    before = one_broker()
+    tell(before, registration(1, SLAVE))
+    tell(before, registration(0, OTHER, name="broker-b"))
+    first, second = before.snapshot(0.0).groups
+    master, slave = first.members
+    unserved = "broker group broker-a has forbidden writes or mappings of topics that it does not serve"
+    return {
+        "two broker groups have the same name": (first, replace(second, name="broker-a", members=())),
+        "two brokers have the same id or address": (replace(first, members=(master, replace(slave, broker_id=0))),),
+        "two brokers have the same id or address ": (first, replace(second, members=(master,))),
+        "broker group broker-b has no broker": (first, replace(second, members=())),
+        unserved: (replace(first, forbidden=frozenset({"T1", "T9"})), second),
+        unserved + " ": (replace(first, mappings={"T9": mapping("T9")}), second),
+    }
+
+
+@pytest.mark.parametrize("text", contradicting())
+def test_a_snapshot_that_contradicts_itself_is_refused(text: str) -> None:
+    table = RouteTable()
+    with pytest.raises(InvalidSnapshotError, match=f"^{text.strip()}$"):
+        table.restore(TableSnapshot(contradicting()[text]), lease_s=LEASE_S, now=0.0)
     assert table.groups == ()
 
 

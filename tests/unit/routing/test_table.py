@@ -1,5 +1,7 @@
 """The life of brokers in the table: coming, staying, changing and leaving."""
 
+import re
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -17,11 +19,13 @@ from skyroute.routing.events import (
     SmallestIdChanged,
     TopicsChanged,
 )
+from skyroute.routing.memory_estimate import MEMBER_BYTES, server_bytes, text_bytes, topic_bytes
 from skyroute.routing.registration import DataVersion, Registration
 from skyroute.routing.table import RouteTable
+from skyroute.routing.table_view import TableStats
 from skyroute.routing.table_writer import LEAVING_COST, TOPICS_A_STEP
 from skyroute.routing.topology import BrokerKey, ClusterView, StaticMapping
-from tests.unit.routing.brokers import HA, MASTER, OTHER, SLAVE, mapping, only, registration, tell
+from tests.unit.routing.brokers import HA, MASTER, OTHER, READ_ONLY, SLAVE, mapping, only, registration, tell
 
 EMPTY = "<RouteTable clusters=0 groups=0 brokers=0 connections=0 topics=0 topic_entries=0>"
 
@@ -33,6 +37,61 @@ def test_the_repr_counts_what_is_there() -> None:
     tell(table, registration(1, SLAVE), connection=1)
     tell(table, registration(0, OTHER, name="broker-b", cluster="c2", topics=("T1", "T3")), connection=2)
     assert repr(table) == "<RouteTable clusters=2 groups=2 brokers=3 connections=2 topics=3 topic_entries=4>"
+
+
+def test_stats_count_what_is_there() -> None:
+    table = RouteTable()
+    assert table.stats(0.0) == TableStats(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+    tell(table, registration(lease_s=100.0), connection=1, now=10.0)
+    tell(table, registration(1, SLAVE, lease_s=60.0), connection=1, now=20.0)
+    tell(table, registration(0, OTHER, name="broker-b", cluster="c2", topics=("T1", "T3")), connection=2, now=5.0)
+    stats = table.stats(30.0)
+    assert stats == TableStats(
+        clusters=2,
+        groups=2,
+        brokers=3,
+        unconfirmed=0,
+        held=0,
+        topics=3,
+        topic_entries=4,
+        registration_bytes=table.snapshot(30.0).registration_bytes,
+        lease_age_max_s=25.0,
+        lease_left_min_s=50.0,
+    )
+    table.hold_expired(150.0, share_max=0.5)
+    assert table.stats(150.0)[3:5] == (0, 3)
+    again = RouteTable()
+    again.restore(table.snapshot(150.0), lease_s=45.0, now=0.0)
+    assert again.stats(0.0) == TableStats(2, 2, 3, 3, 0, 3, 4, stats.registration_bytes, 75.0, 45.0)
+
+
+def test_every_byte_that_is_counted_belongs_to_a_broker_or_a_topic() -> None:
+    table = RouteTable()
+
+    def check() -> None:
+        assert table.stats(0.0).registration_bytes == table.snapshot(0.0).registration_bytes
+
+    several = {"T1": mapping("T1"), "T2": StaticMapping("T2", "broker-a", 3, 1, current_ids={0: 0})}
+    tell(table, registration(filter_servers=("f:1", "f:22"), mappings=several))
+    check()
+    tell(table, registration(1, SLAVE, filter_servers=("f:333",)))
+    tell(table, registration(0, OTHER, name="broker-b", topics=("T1", "主题")), connection=2)
+    check()
+    tell(table, registration(filter_servers=("f:1",), topics=("T1", "T3"), version=2))
+    check()
+    tell(table, registration(topics=("T4",), version=3), delete_missing_topics=True)
+    check()
+    restored = RouteTable()
+    restored.restore(table.snapshot(0.0), lease_s=45.0, now=0.0)
+    assert restored.stats(0.0).registration_bytes == table.stats(0.0).registration_bytes
+    table.drop_connection(1)
+    check()
+
+
+def test_a_character_beyond_ascii_counts_six_bytes() -> None:
+    assert text_bytes(()) == 0
+    assert text_bytes(("ab", "c")) == 3
+    assert text_bytes(("ab", "主", "c")) == 2 + 6 + 1
 
 
 # Coming
@@ -103,7 +162,8 @@ def test_filter_servers_are_kept_when_absent_and_cleared_when_empty() -> None:
 def test_a_single_topic_from_an_unknown_broker_is_refused_without_a_trace() -> None:
     """No phantom group stays behind in cluster or group lists (§23 #5)."""
     table = RouteTable()
-    with pytest.raises(PartialFirstRegistrationError, match="whole table first"):
+    text = f"{MASTER} is not registered as broker-a[0] and sent a single topic; it must send its whole table first"
+    with pytest.raises(PartialFirstRegistrationError, match=f"^{re.escape(text)}$"):
         tell(table, registration(topics=("T1",)))
     assert repr(table) == EMPTY
     assert cluster_view(table) == ClusterView((), {})
@@ -155,6 +215,35 @@ def test_a_full_table_refuses_a_new_broker_and_accepts_heartbeats_and_replacemen
     tell(table, registration())
     tell(table, registration(0, OTHER))
     assert member_addresses(table, "broker-a") == {0: OTHER}
+
+
+def test_a_table_takes_what_just_fits_and_a_byte_less_is_refused() -> None:
+    said = registration(topics=("T1", "T2"))
+    needed = MEMBER_BYTES + topic_bytes(("T1", "T2"))
+    tell(RouteTable(brokers_max=1, topic_entries_max=2, registration_bytes_max=needed), said)
+    with pytest.raises(TableFullError, match="registrationBytesMax"):
+        tell(RouteTable(registration_bytes_max=needed - 1), said)
+    with pytest.raises(TableFullError, match="topicEntriesMax"):
+        tell(RouteTable(topic_entries_max=1), said)
+    table = RouteTable(registration_bytes_max=needed + server_bytes(("f:1",)))
+    tell(table, registration(topics=("T1", "T2"), filter_servers=("f:1",)))
+    with pytest.raises(TableFullError, match="registrationBytesMax"):
+        tell(table, registration(topics=("T1", "T2"), filter_servers=("f:10",)))
+
+
+@pytest.mark.parametrize("maximum", ["brokers_max", "topic_entries_max", "registration_bytes_max"])
+def test_a_table_above_its_bounds_still_takes_what_does_not_grow(maximum: str) -> None:
+    """Whatever brought it there, brokers that are registered must not lose their routes."""
+    before = RouteTable()
+    tell(before, registration(topics=("T1", "T2", "T3")))
+    tell(before, registration(0, OTHER, name="broker-b", topics=("T1", "T2", "T3")))
+    table = deepcopy(before)
+    setattr(table, f"_{maximum}", 1)
+    tell(table, registration(topics=("T1", "T2", "T3"), version=2))
+    table.register_topic("T1", {"broker-a": READ_ONLY})
+    assert table.settings("broker-a", "T1") == READ_ONLY
+    tell(table, registration(topics=("T1", "T2"), version=3), delete_missing_topics=True)
+    assert set(table.topics_of("broker-a")) == {"T1", "T2"}
 
 
 def test_too_many_topics_are_refused_before_one_of_them_is_written() -> None:
@@ -381,6 +470,14 @@ def test_many_brokers_of_a_connection_leave_in_steps_the_largest_ids_first() -> 
     assert repr(table) == EMPTY
 
 
+@pytest.mark.parametrize(("topics_a_step", "first"), [(LEAVING_COST + 3, 1), (LEAVING_COST + 4, 2)])
+def test_a_broker_that_leaves_costs_its_topics_and_members_too(topics_a_step: int, first: int) -> None:
+    table = RouteTable(topics_a_step=topics_a_step)
+    for name, address in (("broker-a", MASTER), ("broker-b", SLAVE), ("broker-c", OTHER)):
+        tell(table, registration(0, address, name=name, topics=("T1", "T2")))
+    assert sum(isinstance(event, BrokerLeft) for event in table.drop_connection(1)) == first
+
+
 def test_topics_of_other_groups_stay_when_a_group_leaves() -> None:
     """Only the group's own topics are looked at, however many there are (§23 #11)."""
     table = RouteTable()
@@ -435,6 +532,31 @@ def test_a_delayed_older_version_on_an_older_connection_is_ignored(broker_id: in
     assert table.register(registration(broker_id, version=older), connection=1, now=0.0).overtaken
     assert table.drop_connection(1) == ()
     assert only(table.drop_connection(2), BrokerLeft).version == newer
+
+
+def test_a_smaller_counter_of_the_same_time_on_the_same_connection_is_ignored() -> None:
+    table = RouteTable()
+    tell(table, registration(version=DataVersion(0, 7, 2)))
+    assert tell(table, registration(version=DataVersion(0, 7, 1))).overtaken
+    assert not tell(table, registration(version=DataVersion(0, 7, 2))).overtaken
+
+
+def test_tickets_number_arrivals() -> None:
+    table = RouteTable()
+    assert [table.take_ticket() for _ in range(3)] == [1, 2, 3]
+
+
+def test_an_unchanged_body_that_arrived_earlier_renews_the_lease_and_nothing_else() -> None:
+    table = RouteTable()
+    said = replace(registration(fingerprint=b"body"), zone="z1")
+    tell(table, said, now=0.0)
+    first, second, third = (table.take_ticket() for _ in range(3))
+    same = replace(said, table=None)
+    assert not table.register(same, connection=1, now=1.0, ticket=second).overtaken
+    late = table.register(replace(same, zone="z2"), connection=1, now=100.0, ticket=first)
+    assert late == RegistrationOutcome(overtaken=True)
+    assert table.evict_expired(220.0) == ()
+    assert not table.register(same, connection=1, now=1.0, ticket=third).overtaken
 
 
 def test_a_newer_version_on_an_older_connection_is_applied() -> None:

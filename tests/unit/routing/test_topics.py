@@ -21,7 +21,9 @@ from skyroute.routing.events import (
 )
 from skyroute.routing.registration import DataVersion
 from skyroute.routing.table import RouteTable
-from skyroute.routing.topology import BrokerKey, QueueSettings
+from skyroute.routing.table_writer import LEAVING_COST
+from skyroute.routing.topic_index import TopicIndex
+from skyroute.routing.topology import QUEUES_MAX, BrokerKey, QueueSettings
 from tests.unit.routing.brokers import (
     MASTER,
     OTHER,
@@ -169,6 +171,13 @@ def test_a_slave_defines_topics_when_the_smaller_one_cannot_follow_into_the_new_
     tell(table, registration(0, SLAVE, name="broker-b", cluster="c2"))
     tell(table, registration(2, OTHER, cluster="c2", topics=("T1", "T9"), acting_master=False))
     assert table.serving("T9") == ("broker-a",)
+
+
+def test_missing_topics_stay_by_default() -> None:
+    table = RouteTable()
+    for version, topics in ((1, ("T1", "T2")), (2, ("T2", "T3"))):
+        table.register(registration(topics=topics, version=version), connection=1, now=0.0)
+    assert set(table.topics_of("broker-a")) == {"T1", "T2", "T3"}
 
 
 def test_missing_topics_stay_unless_the_setting_removes_them() -> None:
@@ -347,7 +356,8 @@ def test_a_topic_that_comes_back_read_only_is_not_reported_as_restored() -> None
     table = RouteTable()
     tell(table, registration(version=1))
     table.forbid_writes("broker-a")
-    tell(table, registration(version=2, topics={"T1": READ_ONLY}))
+    events = tell(table, registration(version=2, topics={"T1": READ_ONLY})).events
+    assert [type(event) for event in events] == [BrokerChanged, TopicsChanged]
     assert table.restore_writes("broker-a")[1] == (
         WritesChanged("c1", "broker-a", Cause.WRITES_RESTORED, forbidden=frozenset(), restored=frozenset({"T2"})),
     )
@@ -362,6 +372,18 @@ def test_a_topic_that_is_deleted_and_comes_back_is_not_forbidden() -> None:
     assert permissions(table) == {"T2": 4, "T1": 6}
 
 
+# Queue counts
+
+
+@pytest.mark.parametrize("few", [0, 1, QUEUES_MAX])
+@pytest.mark.parametrize("much", [-1, QUEUES_MAX + 1])
+def test_queue_counts_are_from_none_to_the_maximum(few: int, much: int) -> None:
+    assert QueueSettings(few, 0, 6).is_within_bounds()
+    assert QueueSettings(0, few, 6).is_within_bounds()
+    assert not QueueSettings(few, much, 6).is_within_bounds()
+    assert not QueueSettings(much, few, 6).is_within_bounds()
+
+
 # Single topics
 
 
@@ -374,6 +396,18 @@ def test_a_topic_is_deleted_in_one_cluster_or_everywhere() -> None:
     assert table.serving("T1") == ("broker-a",)
     table.delete_topic("T2")
     assert tuple(table.topics) == ("T1",)
+
+
+@pytest.mark.parametrize(("topics_a_step", "at_once"), [(1, 1), (2 * LEAVING_COST, 2)])
+def test_a_topic_of_many_groups_is_deleted_from_some_at_a_time(topics_a_step: int, at_once: int) -> None:
+    table = RouteTable(topics_a_step=topics_a_step)
+    for name, address in (("broker-a", MASTER), ("broker-b", SLAVE), ("broker-c", OTHER)):
+        tell(table, registration(0, address, name=name))
+    names = [event.broker_name for event in table.delete_topic("T1")]
+    assert names == ["broker-a", "broker-b"][:at_once]
+    while events := table.delete_topic("T1"):
+        names += [event.broker_name for event in events]
+    assert names == ["broker-a", "broker-b", "broker-c"]
 
 
 def test_deleting_an_unknown_topic_or_in_an_unknown_cluster_is_no_event() -> None:
@@ -422,10 +456,13 @@ def test_registering_a_single_topic_restores_writes() -> None:
     assert isinstance(event, WritesChanged)
     assert event.restored == {"T1"}
     assert permissions(table) == {"T1": 6, "T2": 4}
+    (event,) = table.register_topic("T2", {"broker-a": READ_ONLY})
+    assert isinstance(event, TopicsChanged)
+    assert event.changed == {"T2": (WRITABLE, READ_ONLY)}
 
 
 def test_a_single_topic_needs_room_in_the_table() -> None:
-    table = RouteTable(topic_entries_max=2)
+    table = RouteTable(brokers_max=1, topic_entries_max=2)
     tell(table, registration())
     with pytest.raises(TableFullError):
         table.register_topic("T9", {"broker-a": FEW})
@@ -503,3 +540,12 @@ def test_names_of_a_refused_registration_are_not_kept() -> None:
         run_through(table.prepare(registration(topics=(name, "T1"))))
     run_through(table.sweep())
     assert table.own_name(other) is other
+
+
+def test_every_write_to_the_index_is_counted() -> None:
+    index = TopicIndex()
+    counts = [index.edits]
+    for write in (index.add, index.add, index.remove, index.remove):
+        write(("T1",), "broker-a")
+        counts.append(index.edits)
+    assert counts == [0, 1, 2, 3, 4]

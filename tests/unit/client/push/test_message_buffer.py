@@ -45,6 +45,14 @@ def test_an_empty_one_commits_where_it_starts() -> None:
     assert (buffer.commit_offset, buffer.position, buffer.count) == (7, 7, 0)
 
 
+def test_the_repr_tells_what_is_unfinished_and_where_it_stands() -> None:
+    buffer = MessageBuffer(4)
+    buffer.add(messages(4, 5, 6), 9)
+    buffer.finish(buffer.take(1))
+    buffer.take(1)
+    assert repr(buffer) == "<MessageBuffer waiting=1 of 2 commit=5 next=9>"
+
+
 def test_a_taken_message_is_not_committed_until_it_is_finished() -> None:
     buffer = MessageBuffer(0)
     buffer.add(messages(0, 1, 2), 3)
@@ -157,10 +165,14 @@ def test_it_is_full_beyond_any_of_its_limits() -> None:
     assert buffer.is_full(limits)
     buffer.finish(messages(0))
     assert not buffer.is_full(limits)
-    buffer.add([message(3, record_bytes=200)], 4)
+    buffer.add([message(3, record_bytes=150)], 4)
     buffer.finish(messages(2))
+    assert buffer.bytes == limits.bytes_max
+    assert not buffer.is_full(limits)
+    buffer.finish([message(3)])
+    buffer.add([message(4, record_bytes=151)], 5)
     assert buffer.is_full(limits)
-    buffer.finish([message(3, record_bytes=200)])
+    buffer.finish([message(4)])
     assert not buffer.is_full(limits)
     buffer.add(messages(11), 12)
     assert not buffer.is_full(limits)
