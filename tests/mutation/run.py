@@ -1,8 +1,9 @@
 """Mutation testing: changes the code a little, and reports the changes that no test notices: `make mutation`.
 
 mutmut makes the changes and runs the fast tests of each package (`[tool.mutmut]` in pyproject.toml); `mutants/` has its
-files, and a second run continues there. A change that survives is either killed by a new test or explained in
-`survivors.txt`. The run ends with 1 if a survivor is neither.
+files. A second run continues there: it tries changes of changed functions and earlier survivors. Remove `mutants/` to
+try all. A change that survives is either noticed by a new test or explained in `survivors.txt`. The run ends with 1 if
+a survivor is neither, or if a change was not tried.
 """
 
 import argparse
@@ -23,6 +24,7 @@ AREAS: Final = {
     "offsets": "skyroute.client.consuming.",
 }
 NOTICED: Final = frozenset({"killed", "timeout", "caught by type check", "segfault"})
+SURVIVED: Final = frozenset({"survived", "no tests"})
 
 
 @dataclass(frozen=True, order=True)
@@ -70,18 +72,25 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="show the results of the last run")
     given = parser.parse_args()
     if not given.report:
-        subprocess.run([*MUTMUT, "run", "--max-children", str(given.children), *given.names], check=False)
+        run = (*MUTMUT, "run", "--max-children", str(given.children))
+        earlier = [] if given.names else [name for name, status in results().items() if status in SURVIVED]
+        subprocess.run([*run, *given.names], check=False)
+        if earlier and (again := sorted(results().keys() & earlier)):
+            subprocess.run([*run, *again], check=False)  # there may be new tests
     explained = read_explained()
     found = results()
     unexplained: list[Change] = []
+    untried = 0
     for area, prefix in AREAS.items():
         statuses = Counter(status for name, status in found.items() if name.startswith(prefix))
-        survivors = [change_of(name) for name, status in found.items()
-                     if name.startswith(prefix) and status in ("survived", "no tests")]  # fmt: skip
+        survivors = [
+            change_of(name) for name, status in found.items() if name.startswith(prefix) and status in SURVIVED
+        ]
         unknown = sorted(set(survivors) - explained.keys())
         unexplained += unknown
         noticed = sum(count for status, count in statuses.items() if status in NOTICED)
         tried = noticed + len(survivors)
+        untried += statuses.total() - tried
         score = 100 * noticed / tried if tried else 0.0
         print(
             f"{area}: {noticed} of {tried} changes noticed ({score:.1f} %), "
@@ -89,7 +98,7 @@ def main() -> int:
         )
     for change in unexplained:
         print(f"\n{change}= ")
-    return 1 if unexplained else 0
+    return 1 if unexplained or (untried and not given.names) else 0
 
 
 if __name__ == "__main__":

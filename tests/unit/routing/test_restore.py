@@ -54,6 +54,8 @@ def test_a_snapshot_of_a_restored_table_is_the_same_but_for_its_leases() -> None
     before.forbid_writes("broker-a")
     table = restored(before)
     assert snapshot_without_leases(table) == snapshot_without_leases(before)
+    knows_acting = [[member.knows_acting for member in group.members] for group in before.snapshot(0.0).groups]
+    assert knows_acting == [[True, True], [False]]
     assert all(member.left_s is None for group in before.snapshot(0.0).groups for member in group.members)
     assert all(member.left_s == LEASE_S - 5.0 for group in table.snapshot(5.0).groups for member in group.members)
 
@@ -67,7 +69,10 @@ def test_a_broker_that_was_alive_is_restored_with_a_whole_lease() -> None:
 def test_a_restored_broker_has_at_most_the_lease_of_restored_brokers() -> None:
     table = RouteTable()
     table.restore(one_broker(lease_s=600.0).snapshot(0.0), lease_s=LEASE_S, now=0.0)
+    again = RouteTable()
+    again.restore(table.snapshot(0.0), lease_s=10.0, now=0.0)
     assert table.evict_expired(LEASE_S + 0.1) != ()
+    assert again.evict_expired(10.1) != ()
 
 
 def test_a_restored_broker_that_does_not_return_leaves_as_not_confirmed() -> None:

@@ -1,6 +1,8 @@
 """A scan of the log skips damage and finds every intact record behind it."""
 
 import random
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -10,10 +12,21 @@ from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.files.segment import OpenSegments
 from skyroute.broker.store.recovery import log_scan
 from skyroute.broker.store.recovery.damage import DamagedRange
-from skyroute.broker.store.recovery.log_scan import BAD_BODY, MISSING_FILE, SEARCH_CRC_BYTES, SEARCH_CRC_RATIO, scan_log
+from skyroute.broker.store.recovery.log_scan import (
+    BAD_BODY,
+    BAD_HEAD,
+    MISSING_FILE,
+    SEARCH_CRC_BYTES,
+    SEARCH_CRC_RATIO,
+    TORN,
+    find_next_record,
+    read_record,
+    scan_log,
+)
 from skyroute.files.disk import Disk
 from skyroute.message.crc import crc32
 from skyroute.message.host import encode_host
+from skyroute.message.layout import MAGIC_SEGMENT_END, RECORD_BYTES_MIN
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import encode_record
 from tests.support.disks import NOW_MS, SMALL, NoSyncDisk, draft, read_all, small_store
@@ -35,12 +48,20 @@ def write_log(folder: Path, count: int = 40) -> list[StoredMessage]:
     return messages
 
 
-def scan(folder: Path) -> tuple[list[int], list[DamagedRange]]:
-    """Return the positions of intact records, and the damage."""
+@contextmanager
+def opened(folder: Path) -> Generator[CommitLog]:
     log = CommitLog(folder / "commitlog", SMALL.log_segment_bytes, Disk(), OpenSegments())
     log.load()
-    found = list(scan_log(log, log.start))
-    log.close()
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def scan(folder: Path) -> tuple[list[int], list[DamagedRange]]:
+    """Return the positions of intact records, and the damage."""
+    with opened(folder) as log:
+        found = list(scan_log(log, log.start))
     damaged = [each for each in found if isinstance(each, DamagedRange)]
     return [each[0] for each in found if not isinstance(each, DamagedRange)], damaged
 
@@ -71,13 +92,135 @@ def test_a_flipped_bit_in_any_byte_of_a_record_costs_at_most_that_record(tmp_pat
         assert damaged[0].file.name == f"{victim.log_position // 4096 * 4096:020d}"
 
 
-def test_a_damaged_body_is_reported_with_its_message(tmp_path: Path) -> None:
-    victim = write_log(tmp_path)[11]
-    change(tmp_path, victim.log_position + 90, b"?")
+@pytest.mark.parametrize("number", [11, 15, 29])
+def test_a_damaged_body_is_reported_with_its_message(tmp_path: Path, number: int) -> None:
+    victim = write_log(tmp_path)[number]
+    topic_at = victim.record_bytes - len(victim.raw_properties) - len("T") - 2
+    change(tmp_path, victim.log_position + topic_at - 2, b"?")  # the last byte of the body
     (damaged,) = scan(tmp_path)[1]
     assert damaged.reason == BAD_BODY
+    assert damaged.lost == (
+        *(victim.log_position, victim.record_bytes, "T", victim.queue_id, victim.queue_offset),
+        *(victim.sys_flag, victim.stored_at_ms, victim.raw_properties),
+    )
+
+
+def test_a_damaged_topic_is_reported_as_far_as_it_can_be_read(tmp_path: Path) -> None:
+    victim = write_log(tmp_path)[12]
+    topic_at = victim.record_bytes - len(victim.raw_properties) - len("T") - 2
+    change(tmp_path, victim.log_position + topic_at, b"\xff")
+    change(tmp_path, victim.log_position + 88, b"?")
+    (damaged,) = scan(tmp_path)[1]
     assert damaged.lost is not None
-    assert (damaged.lost.topic, damaged.lost.queue_id, damaged.lost.queue_offset) == ("T", 2, victim.queue_offset)
+    assert damaged.lost.topic == "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize(("topic", "properties", "zeros"), [("T", {"KEYS": "k"}, 1), ("TT", {}, 3)])
+def test_a_last_record_without_its_end_is_torn(
+    tmp_path: Path, topic: str, properties: dict[str, str], zeros: int
+) -> None:
+    store = small_store(tmp_path, NoSyncDisk())
+    for _ in range(2):
+        stored = store.append(draft(topic, 0, b"body", properties), NOW_MS)
+    store.close()
+    end = stored.log_position + stored.record_bytes
+    assert scan(tmp_path)[1] == []
+    change(tmp_path, end - zeros, bytes(zeros))
+    (damaged,) = scan(tmp_path)[1]
+    assert (damaged.position, damaged.size, damaged.reason) == (stored.log_position, stored.record_bytes, TORN)
+    assert damaged.lost is not None
+
+
+def last_of_first_file(messages: list[StoredMessage]) -> int:
+    return max(number for number, message in enumerate(messages) if message.log_position < 4096)
+
+
+@pytest.mark.parametrize("byte", range(8))
+def test_a_damaged_size_or_magic_costs_one_record_at_the_end_and_the_start_of_a_file_too(
+    tmp_path: Path, byte: int
+) -> None:
+    messages = write_log(tmp_path)
+    last = last_of_first_file(messages)
+    for victim in messages[last : last + 2]:
+        change(tmp_path, victim.log_position + byte, bytes([encode_record(victim)[byte] ^ 0x01]))
+    found, damaged = scan(tmp_path)
+    assert [(each.position, each.size, each.reason) for each in damaged] == [
+        (victim.log_position, victim.record_bytes, BAD_HEAD) for victim in messages[last : last + 2]
+    ]
+    assert found == [each.log_position for each in messages[:last] + messages[last + 2 :]]
+
+
+def test_a_damaged_body_behind_a_damaged_header_is_reported_by_itself(tmp_path: Path) -> None:
+    messages = write_log(tmp_path)
+    first, second = messages[12:14]
+    change(tmp_path, first.log_position + 4, b"?")
+    change(tmp_path, second.log_position + 88, b"?")
+    assert [(each.position, each.size, each.reason) for each in scan(tmp_path)[1]] == [
+        (first.log_position, first.record_bytes, BAD_HEAD),
+        (second.log_position, second.record_bytes, BAD_BODY),
+    ]
+
+
+def test_an_end_mark_counts_only_if_it_reaches_the_end_of_the_file(tmp_path: Path) -> None:
+    messages = write_log(tmp_path)
+    victim = messages[last_of_first_file(messages)]
+    end = victim.log_position + victim.record_bytes
+    change(tmp_path, victim.log_position + 4, b"?")
+    with opened(tmp_path) as log:
+        assert find_next_record(log.segments[0], victim.log_position) == end
+    change(tmp_path, end, (4096 - end + 1).to_bytes(4, "big"))
+    with opened(tmp_path) as log:
+        assert find_next_record(log.segments[0], victim.log_position) is None
+
+
+@pytest.mark.parametrize("left", range(9))
+def test_a_record_may_end_anywhere_before_the_end_of_a_file(tmp_path: Path, left: int) -> None:
+    """There may be too few bytes left for an end mark, or just enough."""
+    store = small_store(tmp_path, NoSyncDisk())
+    stored = store.append(draft("T", 0, b"body"), NOW_MS)
+    store.close()
+    content = bytearray(4096)
+    record = (tmp_path / "commitlog" / f"{0:020d}").read_bytes()[: stored.record_bytes]
+    at, size = 0, 4096 - left
+    content[:size] = with_size(record, at, size)
+    if left == 8:
+        content[size:] = bytes((0, 0, 0, 8)) + MAGIC_SEGMENT_END.to_bytes(4, "big")
+    content[4] ^= 1  # its magic
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(content)
+    with opened(tmp_path) as log:
+        assert find_next_record(log.segments[0], 0) == (size if left == 8 else None)
+
+
+def with_size(record: bytes, position: int, size: int) -> bytes:
+    """Return a record with a body of zeros, of this size and at this position."""
+    head, rest = bytearray(record[:88]), record[88 + int.from_bytes(record[84:88], "big") :]
+    body = bytes(size - 88 - len(rest))
+    head[0:4] = size.to_bytes(4, "big")
+    head[8:12] = (crc32(body) & 0x7FFFFFFF).to_bytes(4, "big")
+    head[28:36] = position.to_bytes(8, "big")
+    head[84:88] = len(body).to_bytes(4, "big")
+    return bytes(head) + body + rest
+
+
+def test_the_smallest_record_has_neither_body_nor_topic_nor_properties(tmp_path: Path) -> None:
+    messages = write_log(tmp_path)
+    victim = messages[12]
+    smallest = bytearray(with_size(encode_record(messages[1])[:88] + bytes(3), victim.log_position, RECORD_BYTES_MIN))
+    smallest[84:88] = bytes(4)
+    change(tmp_path, victim.log_position, bytes(smallest))
+    with opened(tmp_path) as log:
+        found = read_record(log.segments[0], victim.log_position)
+    assert found is not None
+    assert (found.size, found.topic, found.raw_properties) == (RECORD_BYTES_MIN, "", b"")
+
+
+def test_a_negative_size_is_no_record(tmp_path: Path) -> None:
+    """Also if it is just that of a record whose fields are outside the file."""
+    victim = write_log(tmp_path)[12]
+    change(tmp_path, victim.log_position, (-1 - victim.log_position).to_bytes(4, "big", signed=True))
+    change(tmp_path, victim.log_position + 84, (1 << 20).to_bytes(4, "big"))
+    with opened(tmp_path) as log:
+        assert read_record(log.segments[0], victim.log_position) is None
 
 
 def test_zeros_and_noise_damage_only_the_records_they_touch(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from skyroute.broker.store.recovery import cut_tails, damage
 from skyroute.broker.store.recovery.cut_tails import save_tail
 from skyroute.broker.store.recovery.damage import CutTail, DamagedRange, DamageFile, DamageReport
 from skyroute.broker.store.recovery.log_scan import BAD_BODY, BAD_HEAD, MISSING_FILE, TORN, ZEROS
-from skyroute.broker.store.recovery.recover import Recovered
+from skyroute.broker.store.recovery.recover import Recovered, _find_start
 from skyroute.files.disk import Disk
 from skyroute.message.batch import BatchItem, encode_batch
 from tests.support.disks import NOW_MS, NoSyncDisk, RestartedMachineDisk, bodies, draft, small_store
@@ -207,6 +207,101 @@ def test_a_removed_first_file_of_a_queue_is_rebuilt_if_the_checkpoint_is_damaged
     store.kill()
 
 
+@pytest.mark.parametrize(
+    ("queue_id", "kept", "damaged", "rebuilt_behind"), [(1, 3, None, 2), (1, 3, 2, 1), (0, 1, None, 0), (1, 1, 0, None)]
+)
+def test_a_queue_is_rebuilt_from_the_newest_unit_whose_record_is_in_the_log(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    queue_id: int,
+    kept: int,
+    damaged: int | None,
+    rebuilt_behind: int | None,
+) -> None:
+    store = fill(tmp_path)
+    units = [unit for offset in range(5) if (unit := store.unit("T", queue_id, offset)) is not None]
+    store.close()
+    os.truncate(tmp_path / "consumequeue" / "T" / str(queue_id) / f"{0:020d}", 20 * kept)
+    if damaged is not None:
+        change(tmp_path / LOG, units[damaged][0] + 4, b"?")  # its magic
+    store, recovered = reopen(tmp_path)
+    start = 0 if rebuilt_behind is None else units[rebuilt_behind][0] + units[rebuilt_behind][1]
+    assert f"rebuilding from the log queues=1 index=False from={start}" in caplog.messages
+    assert recovered.rebuilt_queues == 1
+    assert len(bodies(store, "T", queue_id)) == 5 - (damaged is not None)
+    assert store.max_offset("T", queue_id) == 5
+    store.close()
+
+
+def test_queues_whose_newest_message_has_expired_or_that_have_none_are_not_rebuilt(tmp_path: Path) -> None:
+    store = small_store(tmp_path, NoSyncDisk())
+    store.append(draft("T", 1, b"at position 0"), NOW_MS)
+    for _ in range(60):
+        store.append(draft("T", 0, b"x" * 100), NOW_MS)
+    store.close()
+    (tmp_path / LOG).unlink()
+    (tmp_path / "consumequeue" / "T" / "7").mkdir()
+    store, recovered = reopen(tmp_path)
+    assert recovered.rebuilt_queues == 0
+    assert [store.max_offset("T", queue_id) for queue_id in (0, 1)] == [60, 1]
+    store.close()
+
+
+def test_a_queue_whose_newest_record_is_damaged_at_the_start_of_the_log_is_rebuilt(tmp_path: Path) -> None:
+    store = small_store(tmp_path, NoSyncDisk())
+    store.append(draft("T", 1, b"at position 0"), NOW_MS)
+    store.append(draft("T", 0, b"another"), NOW_MS)
+    store.close()
+    change(tmp_path / LOG, 4, b"?")
+    store, recovered = reopen(tmp_path)
+    assert recovered.rebuilt_queues == 1
+    assert [store.max_offset("T", queue_id) for queue_id in (0, 1)] == [1, 1]
+    store.close()
+
+
+def test_a_queue_of_a_missing_log_is_not_rebuilt(tmp_path: Path) -> None:
+    store = small_store(tmp_path, NoSyncDisk())
+    store.append(draft("T", 0, b"at position 0"), NOW_MS)
+    end = store.max_position
+    store.close()
+    (tmp_path / LOG).unlink()
+    store, recovered = reopen(tmp_path)
+    assert recovered.rebuilt_queues == 0
+    assert (store.max_offset("T", 0), store.max_position) == (1, end)
+    store.close()
+
+
+STORED_AT = 56
+"""Where a record has its time; no checksum covers it."""
+
+
+@pytest.mark.parametrize(
+    ("firsts", "starts"),
+    [
+        ((10, 50, 100), {0: 0, 49: 0, 50: 4096, 99: 4096, 100: 8192}),
+        ((5, 1, 0), {0: 0, 1: 4096}),  # 0 is no time
+        ((10, 50, None), {100: 4096}),
+    ],
+)
+def test_without_a_note_recovery_starts_with_the_last_file_whose_first_record_is_old_enough(
+    tmp_path: Path, firsts: tuple[int | None, ...], starts: dict[int, int]
+) -> None:
+    store = small_store(tmp_path, NoSyncDisk())
+    for _ in range(9):
+        store.append(draft("T", 0, b"x" * 1200), NOW_MS)
+    store.close()
+    for number, first in enumerate(firsts):
+        file = tmp_path / "commitlog" / f"{number * 4096:020d}"
+        if first is None:
+            change(file, 4, b"?")
+        else:
+            change(file, STORED_AT, first.to_bytes(8, "big"))
+    log = CommitLog(tmp_path / "commitlog", 4096, Disk(), OpenSegments(10))
+    log.load()
+    assert {trusted_ms: _find_start(log, trusted_ms) for trusted_ms in starts} == starts
+    log.close()
+
+
 def test_a_removed_index_is_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fill(tmp_path).close()
     shutil.rmtree(tmp_path / "index")
@@ -265,6 +360,9 @@ def test_offsets_of_messages_that_the_log_lost_are_not_used_again(
         *((1, 0), (1, 1)),
     ]
     assert recovered.damaged == ()
+    store.close()
+    store, recovered = reopen(tmp_path)
+    assert recovered.rebuilt_queues == 0, "a unit without a message needs no record"
     store.close()
 
 
@@ -467,3 +565,26 @@ def test_a_damaged_offset_behind_a_gap_does_not_cost_the_record_before_it(tmp_pa
     store, _ = reopen(tmp_path)
     assert [message.offset for message in read_store(store)] == [0, 1, 2, 6, 8, 9]
     store.kill()
+
+
+def test_many_cut_tails_are_removed_at_once_and_other_files_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog(tmp_path / "commitlog", 4096, Disk(), OpenSegments(10))
+    log.load()
+    log.append(log.place(20), b"x" * 20)
+    folder = tmp_path / "commitlog.cut"
+    for now_ms in (1, 5, 6, 100):
+        save_tail(log, 0, now_ms, Disk())
+    for name in ("notes", "of-\N{SUPERSCRIPT TWO}", "a-copy.cut-7"):
+        (folder / name).write_bytes(b"")
+    (folder / "a-folder").mkdir()
+
+    def left(files_max: int, now_ms: int) -> set[str]:
+        monkeypatch.setattr(cut_tails, "CUT_FILES_MAX", files_max)
+        save_tail(log, 0, now_ms, Disk())
+        return {path.name.removeprefix(f"{0:020d}") for path in folder.iterdir() if path.is_file()}
+
+    assert left(6, 200) == {".cut-1", ".cut-5", ".cut-6", "a-copy.cut-7", ".cut-100", ".cut-200"}
+    assert left(3, 300) == {".cut-100", ".cut-200", ".cut-300"}
+    log.close()

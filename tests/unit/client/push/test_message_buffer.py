@@ -191,6 +191,15 @@ def test_filtered_messages_do_not_fill_the_buffer() -> None:
     assert not buffer.is_full(BufferLimits())
 
 
+def test_a_pull_without_messages_moves_the_position_only_forward() -> None:
+    buffer = MessageBuffer(0)
+    buffer.add([], 0)
+    assert buffer.position == buffer.commit_offset == 0
+    buffer.add([], 5)
+    buffer.add([], 3)
+    assert buffer.position == buffer.commit_offset == 5
+
+
 def test_newest_offset_is_that_of_the_newest_unfinished() -> None:
     buffer = MessageBuffer(4)
     assert buffer.newest_offset == 3

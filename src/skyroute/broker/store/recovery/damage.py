@@ -39,7 +39,7 @@ class DamagedRange:
 
     def cut_at(self, position: int) -> "DamagedRange":
         """Return the part of it before a position."""
-        return self if self.end <= position else replace(self, size=position - self.position)
+        return replace(self, size=min(self.size, position - self.position))
 
     @property
     def file_offset(self) -> int:
