@@ -1,5 +1,6 @@
 """Batch queues: one record and one unit for many messages."""
 
+import shutil
 import struct
 from pathlib import Path
 
@@ -195,6 +196,22 @@ def test_removed_batch_queues_are_rebuilt(tmp_path: Path) -> None:
     (tmp_path / "batchconsumequeue").rmdir()
     store = batch_store(tmp_path)
     assert [message.body for message in unwrapped(store)] == [b"single", b"a", b"b"]
+    assert append_batch(store, b"c") == 3
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_count_without_the_batch_flag_is_one_message_after_a_restart_too(tmp_path: Path, *, is_lost: bool) -> None:
+    store = batch_store(tmp_path)
+    claim = draft(TOPIC, properties={"INNER_NUM": "5"})
+    assert [store.append(claim, NOW_MS).queue_offset for _ in range(3)] == [0, 1, 2]
+    store.close()
+    if is_lost:
+        shutil.rmtree(tmp_path / "batchconsumequeue")
+    store = batch_store(tmp_path)
+    assert store.recovered is not None
+    assert store.recovered.rebuilt_queues == is_lost
+    assert store.append(claim, NOW_MS).queue_offset == 3
+    assert [message.queue_offset for message in unwrapped(store)] == [0, 1, 2, 3]
 
 
 def test_a_deleted_topic_may_be_created_again_with_the_other_queue_type(tmp_path: Path) -> None:
