@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 import pytest
 
-CPU_S: Final = 5.0
+CPU_S: Final = 3.0
 """For one test; every selected test takes less than 1."""
 
 

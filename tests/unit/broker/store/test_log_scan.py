@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from skyroute.broker.store.commit_log import CommitLog
+from skyroute.broker.store.files import sparse
 from skyroute.broker.store.files.segment import OpenSegments
 from skyroute.broker.store.recovery import log_scan
 from skyroute.broker.store.recovery.damage import DamagedRange
@@ -19,6 +20,7 @@ from skyroute.broker.store.recovery.log_scan import (
     SEARCH_CRC_BYTES,
     SEARCH_CRC_RATIO,
     TORN,
+    ZEROS,
     find_next_record,
     read_record,
     scan_log,
@@ -148,6 +150,38 @@ def test_a_damaged_size_or_magic_costs_one_record_at_the_end_and_the_start_of_a_
         (victim.log_position, victim.record_bytes, BAD_HEAD) for victim in messages[last : last + 2]
     ]
     assert found == [each.log_position for each in messages[:last] + messages[last + 2 :]]
+
+
+@pytest.mark.parametrize(("byte", "reason"), [(b"\0", ZEROS), (b"\xff", BAD_HEAD)])
+def test_damage_up_to_the_end_of_a_file_is_one_range(tmp_path: Path, byte: bytes, reason: str) -> None:
+    messages = write_log(tmp_path)
+    last = last_of_first_file(messages)
+    position = messages[last].log_position
+    change(tmp_path, position, byte * (4096 - position))
+    found, damaged = scan(tmp_path)
+    assert damaged == [DamagedRange(position, 4096 - position, tmp_path / "commitlog" / f"{0:020d}", reason)]
+    assert found == [each.log_position for each in messages[:last] + messages[last + 1 :]]
+
+
+@pytest.mark.parametrize("chunk_bytes", [3, 4, 5, 7, 64, 1 << 20])
+def test_the_next_record_is_found_wherever_the_search_is_divided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    messages = write_log(tmp_path)
+    change(tmp_path, messages[12].log_position, bytes(88))
+    monkeypatch.setattr(sparse, "CHUNK_BYTES", chunk_bytes)
+    with opened(tmp_path) as log:
+        assert find_next_record(log.segments[0], messages[12].log_position) == messages[13].log_position
+
+
+def test_a_single_byte_before_a_record_is_skipped(tmp_path: Path) -> None:
+    messages = write_log(tmp_path)
+    first, second = messages[12], messages[13]
+    moved = with_size(encode_record(second), first.log_position + 1, first.record_bytes + second.record_bytes - 1)
+    change(tmp_path, first.log_position, b"\xff" + moved)
+    found, damaged = scan(tmp_path)
+    assert [(each.position, each.size, each.reason) for each in damaged] == [(first.log_position, 1, BAD_HEAD)]
+    assert first.log_position + 1 in found
 
 
 def test_a_damaged_body_behind_a_damaged_header_is_reported_by_itself(tmp_path: Path) -> None:

@@ -208,27 +208,28 @@ def test_a_removed_first_file_of_a_queue_is_rebuilt_if_the_checkpoint_is_damaged
 
 
 @pytest.mark.parametrize(
-    ("queue_id", "kept", "damaged", "rebuilt_behind"), [(1, 3, None, 2), (1, 3, 2, 1), (0, 1, None, 0), (1, 1, 0, None)]
+    ("queue_id", "kept", "damaged", "rebuilt_behind"),
+    [(1, 3, (), 2), (1, 3, (2,), 1), (1, 3, (1, 2), 0), (0, 1, (), 0), (1, 1, (0,), None)],
 )
 def test_a_queue_is_rebuilt_from_the_newest_unit_whose_record_is_in_the_log(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     queue_id: int,
     kept: int,
-    damaged: int | None,
+    damaged: tuple[int, ...],
     rebuilt_behind: int | None,
 ) -> None:
     store = fill(tmp_path)
     units = [unit for offset in range(5) if (unit := store.unit("T", queue_id, offset)) is not None]
     store.close()
     os.truncate(tmp_path / "consumequeue" / "T" / str(queue_id) / f"{0:020d}", 20 * kept)
-    if damaged is not None:
-        change(tmp_path / LOG, units[damaged][0] + 4, b"?")  # its magic
+    for offset in damaged:
+        change(tmp_path / LOG, units[offset][0] + 4, b"?")  # its magic
     store, recovered = reopen(tmp_path)
     start = 0 if rebuilt_behind is None else units[rebuilt_behind][0] + units[rebuilt_behind][1]
     assert f"rebuilding from the log queues=1 index=False from={start}" in caplog.messages
     assert recovered.rebuilt_queues == 1
-    assert len(bodies(store, "T", queue_id)) == 5 - (damaged is not None)
+    assert len(bodies(store, "T", queue_id)) == 5 - len(damaged)
     assert store.max_offset("T", queue_id) == 5
     store.close()
 
