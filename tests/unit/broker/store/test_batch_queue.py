@@ -186,7 +186,7 @@ def test_offsets_of_messages_lost_with_a_cut_log_are_not_reused(tmp_path: Path) 
     assert [message.queue_offset for message in unwrapped(store)] == [*range(8), 10]
 
 
-def test_removed_batch_queues_are_rebuilt(tmp_path: Path) -> None:
+def test_removed_batch_queues_are_rebuilt(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = batch_store(tmp_path)
     store.append(draft(TOPIC, body=b"single"), NOW_MS)
     append_batch(store, b"a", b"b")
@@ -197,14 +197,17 @@ def test_removed_batch_queues_are_rebuilt(tmp_path: Path) -> None:
     store = batch_store(tmp_path)
     assert [message.body for message in unwrapped(store)] == [b"single", b"a", b"b"]
     assert append_batch(store, b"c") == 3
+    assert "messages lost" not in caplog.text
 
 
-@pytest.mark.parametrize("is_lost", [True, False])
-def test_a_count_without_the_batch_flag_is_one_message_after_a_restart_too(tmp_path: Path, *, is_lost: bool) -> None:
+@pytest.mark.parametrize(("dies", "is_lost"), [(False, True), (False, False), (True, False)])
+def test_a_count_without_the_batch_flag_is_one_message_after_a_restart_too(
+    tmp_path: Path, *, dies: bool, is_lost: bool
+) -> None:
     store = batch_store(tmp_path)
     claim = draft(TOPIC, properties={"INNER_NUM": "5"})
     assert [store.append(claim, NOW_MS).queue_offset for _ in range(3)] == [0, 1, 2]
-    store.close()
+    store.kill() if dies else store.close()
     if is_lost:
         shutil.rmtree(tmp_path / "batchconsumequeue")
     store = batch_store(tmp_path)

@@ -272,6 +272,20 @@ def test_a_queue_of_a_missing_log_is_not_rebuilt(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_queue_whose_newest_record_was_in_the_missing_last_file_is_not_rebuilt(tmp_path: Path) -> None:
+    store = small_store(tmp_path, NoSyncDisk())
+    for _ in range(30):
+        store.append(draft("T", 0, b"x" * 100), NOW_MS)
+    end = store.max_position
+    store.close()
+    assert 4096 < end < 8192
+    (tmp_path / "commitlog" / f"{4096:020d}").unlink()
+    store, recovered = reopen(tmp_path)
+    assert recovered.rebuilt_queues == 0
+    assert store.max_offset("T", 0) == 30
+    store.close()
+
+
 STORED_AT = 56
 """Where a record has its time; no checksum covers it."""
 

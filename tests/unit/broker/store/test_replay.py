@@ -13,7 +13,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.unit_rows import UNIT
 from skyroute.broker.store.recovery import replay
 from skyroute.message.flags import TransactionState
-from tests.support.disks import NOW_MS, NoSyncDisk, draft, read_all, small_store
+from tests.support.disks import NOW_MS, NoSyncDisk, RestartedMachineDisk, draft, read_all, small_store
 
 LOG = Path("commitlog") / f"{0:020d}"
 QUEUE_OFFSET = 20
@@ -26,7 +26,10 @@ def left_with(folder: Path, *offsets: int) -> MessageStore:
     for number in range(5):
         store.append(draft(body=b"%d" % number), NOW_MS)
     store.dispatch()
-    later = [store.append(draft(body=b"%d" % (5 + number)), NOW_MS) for number in range(len(offsets))]
+    later = [
+        store.append(draft(body=b"%d" % (5 + number), properties={"KEYS": f"k{number}"}), NOW_MS)
+        for number in range(len(offsets))
+    ]
     store.kill()
     with (folder / LOG).open("r+b") as file:
         for stored, offset in zip(later, offsets, strict=True):
@@ -62,6 +65,8 @@ def test_an_offset_counts_if_the_next_record_of_the_queue_confirms_it(
         {8: b"8"} if found == (5, 8, 7, 8) else {}
     )
     assert store.max_offset("T", 0) == max([*kept, *last]) + 1
+    for number in range(len(found)):
+        assert len(store.find_by_key("T", f"k{number}", 9, 0, NOW_MS * 2).positions) == 1
     store.close()
 
 
@@ -72,13 +77,15 @@ def test_offsets_that_start_again_are_of_a_topic_that_was_created_again(tmp_path
     store.close()
 
 
-def test_messages_of_a_deleted_topic_do_not_come_back_and_all_others_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_dispatched", [True, False])
+def test_messages_of_a_deleted_topic_do_not_come_back_and_all_others_do(tmp_path: Path, *, is_dispatched: bool) -> None:
     store = small_store(tmp_path, NoSyncDisk())
     store.append(draft("other", body=b"0", properties={"KEYS": "first"}), NOW_MS)
     store.append(draft("T", body=b"old"), NOW_MS)
     store.delete_topic("T")
-    store.dispatch()
-    store.flush()
+    if is_dispatched:
+        store.dispatch()
+        store.flush()
     half = int(TransactionState.PREPARED)
     store.append(draft("other", body=b"half", properties={"KEYS": "half"}, sys_flag=half), NOW_MS)
     store.append(draft("other", body=b"1", properties={"KEYS": "second"}), NOW_MS)
@@ -87,7 +94,7 @@ def test_messages_of_a_deleted_topic_do_not_come_back_and_all_others_do(tmp_path
     store.kill()
     store = small_store(tmp_path, NoSyncDisk())
     assert store.recovered is not None
-    assert store.recovered.records == 4
+    assert store.recovered.records == (4 if is_dispatched else 6)
     assert [each.body for each in read_all(store, "T")] == [b"new"]
     assert [each.body for each in read_all(store, "other")] == [b"0", b"1", b"2"]
     for key in ("first", "half", "second"):
@@ -137,6 +144,53 @@ def test_a_record_with_a_damaged_topic_is_in_no_queue(tmp_path: Path, *, deletes
     assert "/" not in store.topics()
     assert store.recovered is not None
     assert store.recovered.records == 2
+    store.close()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("end", ["closed", "died", "stopped behind a flush"])
+def test_a_damaged_body_keeps_its_place_in_its_queue(tmp_path: Path, end: str, number: int) -> None:
+    store = small_store(tmp_path, NoSyncDisk())
+    stored = [store.append(draft(body=b"body"), NOW_MS) for _ in range(3)]
+    if end == "stopped behind a flush":
+        store.flush()
+    store.close() if end == "closed" else store.kill()
+    change_body(tmp_path, stored[number].log_position)
+    if end != "died":
+        shutil.rmtree(tmp_path / "consumequeue")
+    store = small_store(tmp_path, RestartedMachineDisk() if end.startswith("stopped") else NoSyncDisk())
+    assert store.max_position == stored[2].log_position + stored[2].record_bytes
+    units = [store.unit("T", 0, offset) for offset in range(3)]
+    assert [unit and unit[:2] for unit in units] == [(each.log_position, each.record_bytes) for each in stored]
+    assert [each.queue_offset for each in read_all(store)] == [offset for offset in range(3) if offset != number]
+    store.close()
+
+
+def change_body(folder: Path, position: int) -> None:
+    with (folder / LOG).open("r+b") as file:
+        file.seek(position + 88)
+        file.write(b"?")
+
+
+@pytest.mark.parametrize("is_torn", [True, False])
+def test_a_last_record_that_the_crash_can_have_torn_is_cut_off(tmp_path: Path, *, is_torn: bool) -> None:
+    """A crash of the process tears the end of a record, a crash of the machine any part."""
+    store = small_store(tmp_path, NoSyncDisk())
+    store.append(draft(), NOW_MS)
+    store.flush()
+    last = store.append(draft(body=b"body"), NOW_MS)
+    store.kill()
+    if is_torn:
+        with (tmp_path / LOG).open("r+b") as file:
+            file.seek(last.log_position + 88)
+            file.write(bytes(last.record_bytes - 88))
+    else:
+        change_body(tmp_path, last.log_position)
+    store = small_store(tmp_path, NoSyncDisk() if is_torn else RestartedMachineDisk())
+    assert store.max_position == last.log_position
+    assert store.max_offset("T", 0) == 1
+    assert store.recovered is not None
+    assert [cut.position for cut in store.recovered.cuts] == [last.log_position]
     store.close()
 
 

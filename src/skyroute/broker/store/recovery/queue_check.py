@@ -166,7 +166,7 @@ class QueueState:
 
 def has_record(log: CommitLog, queue: TopicQueue, position: int, size: int, first: int, stop: int) -> bool:
     """Return whether the log has a record of this queue with this size and these offsets."""
-    segment = log.find(position) if position >= 0 else None
+    segment = log.find(position)
     if segment is None or (found := read_record(segment, position)) is None or is_cut(segment, found):
         return False
     messages = queue.messages_in(found.raw_properties) if found.sys_flag & INNER_BATCH else 1
@@ -179,10 +179,10 @@ def _is_newest_sound(log: CommitLog, queue: TopicQueue, log_end: int) -> bool:
     if unit is None:
         return True
     position, size, first, stop = unit
-    if size == NO_MESSAGE_BYTES or 0 <= position < log.start:
+    if size == NO_MESSAGE_BYTES:
         return True
     if log.find(position) is None:
-        return 0 <= position < position + size <= log_end  # its file is missing
+        return 0 <= position < position + size <= log_end  # its file is missing, or has expired
     return has_record(log, queue, position, size, first, stop)
 
 
