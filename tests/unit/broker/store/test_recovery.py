@@ -18,6 +18,7 @@ from skyroute.broker.store.recovery.damage import CutTail, DamagedRange, DamageF
 from skyroute.broker.store.recovery.log_scan import BAD_BODY, BAD_HEAD, MISSING_FILE, TORN, ZEROS
 from skyroute.broker.store.recovery.recover import Recovered, _find_start
 from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError
 from skyroute.message.batch import BatchItem, encode_batch
 from tests.support.disks import NOW_MS, NoSyncDisk, RestartedMachineDisk, bodies, draft, small_store
 from tests.support.single_damage import read_store
@@ -424,7 +425,7 @@ def test_a_torn_tail_is_copied_and_cut_off(tmp_path: Path, keeps_zeros: bool, ca
     store.close()
 
 
-def test_noise_between_records_is_reported_and_skipped(tmp_path: Path) -> None:
+def test_noise_between_records_is_reported_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = fill(tmp_path)
     store.close()
     size = store._log.end // 10
@@ -432,6 +433,10 @@ def test_noise_between_records_is_reported_and_skipped(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "consumequeue")
     store, recovered = reopen(tmp_path)
     assert [(each.position, each.size, each.reason) for each in recovered.damaged] == [(3 * size, 2 * size, BAD_HEAD)]
+    line = (
+        f"damaged range of the log skipped file={tmp_path / LOG} offset={3 * size} bytes={2 * size} reason={BAD_HEAD!r}"
+    )
+    assert line in caplog.messages
     assert len(bodies(store, "T", 0)) + len(bodies(store, "T", 1)) == 8
     store.close()
 
@@ -473,6 +478,12 @@ def test_only_the_first_damaged_ranges_are_logged(
     assert caplog.text.count("damaged range of the log skipped") == 2
     assert "more damaged ranges of the log skipped count=3" in caplog.text
     store.close()
+    monkeypatch.setattr("skyroute.broker.store.recovery.recover.LINES_MAX", 5)
+    shutil.rmtree(tmp_path / "consumequeue")
+    caplog.clear()
+    reopen(tmp_path)[0].close()
+    assert caplog.text.count("damaged range of the log skipped") == 5
+    assert "more damaged ranges" not in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------------- damage reports
@@ -525,6 +536,15 @@ def test_a_report_survives_a_restart(tmp_path: Path) -> None:
     assert DamageFile(tmp_path, NoSyncDisk()).load() == report
     files.save(DamageReport())
     assert files.load() == DamageReport()
+
+
+def test_a_report_is_written_to_the_disk_of_its_store(tmp_path: Path) -> None:
+    class Full(NoSyncDisk):
+        def create(self, path: Path, *, like: Path | None = None) -> int:
+            raise DiskFullError(f"no room for {path}")
+
+    with pytest.raises(DiskFullError):
+        DamageFile(tmp_path, Full()).save(DamageReport(cuts=(cut_tail(1),)))
 
 
 @pytest.mark.parametrize(
@@ -602,4 +622,18 @@ def test_many_cut_tails_are_removed_at_once_and_other_files_first(
 
     assert left(6, 200) == {".cut-1", ".cut-5", ".cut-6", "a-copy.cut-7", ".cut-100", ".cut-200"}
     assert left(3, 300) == {".cut-100", ".cut-200", ".cut-300"}
+    log.close()
+
+
+def test_a_cut_over_several_files_keeps_each_and_skips_empty_ones(tmp_path: Path) -> None:
+    log = CommitLog(tmp_path / "commitlog", 4096, Disk(), OpenSegments(10))
+    log.load()
+    for size in (4000, 4000, 4000):
+        log.append(log.place(size), b"x" * size)
+    first, second, third = log.segments
+    change(second.path, 0, bytes(4096))
+    cuts = save_tail(log, 1000, 7, Disk())
+    assert [(cut.position, cut.file) for cut in cuts] == [(1000, first.path), (8192, third.path)]
+    assert cuts[0].kept_in.read_bytes() == first.path.read_bytes()[1000:].rstrip(b"\0")
+    assert save_tail(log, 4096, 8, Disk())[0].position == 8192
     log.close()
