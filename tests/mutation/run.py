@@ -61,7 +61,7 @@ def change_of(name: str) -> Change:
     diff = subprocess.run([*MUTMUT, "show", name], capture_output=True, text=True, check=True).stdout.splitlines()
     removed = [line[1:].strip() for line in diff if line.startswith("-") and not line.startswith("---")]
     added = [line[1:].strip() for line in diff if line.startswith("+") and not line.startswith("+++")]
-    function = name.rpartition("__mutmut_")[0].replace("xǁ", "").replace("ǁ", ".").replace(".x_", ".")
+    function = name.rpartition("__mutmut_")[0].replace(".xǁ", ".").replace("ǁ", ".").replace(".x_", ".")
     return Change(function, " ".join(removed), " ".join(added))
 
 
