@@ -39,6 +39,9 @@ SERIES_MAX: Final = 1_000
 MEMBERS_PER_TURN: Final = 2_000
 """Members of groups that are counted per turn of the loop."""
 
+HISTOGRAMS_A_STEP: Final = 10
+"""Histograms that are made at once: 40 us each."""
+
 _OWN_LABELS: Final = ("cluster", "node_type", "node_id")
 _STORAGE_LABELS: Final = ("storage_type", "storage_medium")
 _STORAGE: Final = ("local", "disk")
@@ -57,10 +60,6 @@ NO_LABELS: Final[tuple[str, ...]] = ()
 
 def _as_they_are(values: Any) -> Sequence[str]:
     return cast("Sequence[str]", values)
-
-
-HISTOGRAMS_A_STEP: Final = 10
-"""Histograms that are made at once: 40 us each."""
 
 
 @dataclass(slots=True)
