@@ -4,7 +4,7 @@ import logging
 
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.settings.config import ServerConfig
+from skyroute.settings.config import Changes, ServerConfig
 from skyroute.settings.errors import BlackListedError, MalformedPropertiesError
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request
@@ -12,8 +12,8 @@ from skyroute.wire.command import Request
 log = logging.getLogger(__name__)
 
 
-async def update_settings(config: ServerConfig, request: Request, peer: Peer) -> frozenset[str]:
-    """Apply the settings in a request, all or none, and return the keys whose values have changed.
+async def update_settings(config: ServerConfig, request: Request, peer: Peer) -> Changes:
+    """Apply the settings in a request, all or none, and return the values that have changed.
 
     Raises:
         RefusedError: a key cannot be changed remotely, or the body is not a properties text.
@@ -26,5 +26,5 @@ async def update_settings(config: ServerConfig, request: Request, peer: Peer) ->
     except (UnicodeDecodeError, MalformedPropertiesError) as error:
         raise RefusedError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from None
     if changed:
-        log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(changed)))
+        log.info("settings updated peer=%s keys=%s", peer.address, ",".join(changed))
     return changed

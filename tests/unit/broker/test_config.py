@@ -226,7 +226,7 @@ def test_the_remote_list_has_all_settings_by_their_rocketmq_names() -> None:
 
 
 def update(config: BrokerConfig | NameServerConfig, text: str) -> frozenset[str]:
-    return asyncio.run(config.apply_update(text))
+    return frozenset(asyncio.run(config.apply_update(text)))
 
 
 def test_an_update_takes_effect_and_is_saved_in_the_store(tmp_path: Path) -> None:

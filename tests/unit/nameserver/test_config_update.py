@@ -27,7 +27,7 @@ def config(path: Path) -> NameServerConfig:
 
 
 def update(config: NameServerConfig, text: str) -> frozenset[str]:
-    return asyncio.run(config.apply_update(text))
+    return frozenset(asyncio.run(config.apply_update(text)))
 
 
 def changed(*keys: str) -> frozenset[str]:
@@ -107,6 +107,14 @@ def test_the_file_keeps_what_the_operator_set_and_gains_what_was_updated(config:
     assert path.with_name("namesrv.properties.bak").read_text(encoding="ascii") == FILE
     restarted = NameServerConfig.load(str(path), options={"brokersMax": "5"})
     assert restarted.render() == config.render()
+
+
+async def test_updates_at_the_same_time_tell_what_each_replaced(with_secrets: NameServerConfig) -> None:
+    told = [with_secrets.apply_update(text) for text in ("productEnvName=east", "productEnvName=west\naccessKey=neu")]
+    assert await asyncio.gather(*told) == [
+        {"productEnvName": ("center", "east")},
+        {"accessKey": (HIDDEN, HIDDEN), "productEnvName": ("east", "west")},
+    ]
 
 
 def test_without_a_file_the_updates_make_one(tmp_path: Path) -> None:

@@ -61,16 +61,7 @@ class AdminHandlers:
         return OrderedResponse(self._update_config(request, peer))
 
     async def _update_config(self, request: Request, peer: Peer) -> Response:
-        before = _listed(self.config)
         if changed := await update_settings(self.config, request, peer):
-            after = _listed(self.config)
-            values = {key: (before.get(key), after.get(key)) for key in sorted(changed)}
-            self.record([SettingsChanged(values, peer.address)])
+            self.record([SettingsChanged(changed, peer.address)])
         self.on_config_changed()
         return Response()
-
-
-def _listed(config: NameServerConfig) -> dict[str, str]:
-    """Every setting that clients may read."""
-    pairs = (line.partition("=") for line in config.render().splitlines())
-    return {key: value for key, _, value in pairs}
