@@ -29,6 +29,9 @@ KILLS = int(os.environ.get("AUTO_SWITCH_KILLS", "2"))
 
 OURS, APACHE = SkyrouteBroker, ApacheBroker
 
+LONGER = 0.73
+"""With ten pauses of each, 5 % of comparisons of equals reach it (one-sided rank-sum test)."""
+
 PAUSES: dict[tuple[type[SkyrouteController], tuple[type[ApacheBroker], ...]], list[float]] = {}
 """Pause of the sender at each kill, in seconds, by controller and brokers."""
 
@@ -112,8 +115,14 @@ def test_no_acknowledged_message_is_lost_when_masters_are_killed(
 @pytest.mark.long
 @pytest.mark.parametrize("count", [2, 3])
 def test_pauses_are_no_longer_than_on_apaches_controller(count: int) -> None:
-    """Compare what the tests above have measured in this run."""
-    kinds = (APACHE,) * count
-    medians = {controller: statistics.median(each) for (controller, of), each in PAUSES.items() if of == kinds}
-    assert len(medians) > 1, "run it together with the tests above"
-    assert max(medians.values()) == medians[ApacheController], medians
+    """Compare what the tests above have measured in this run.
+
+    Pauses on one controller vary twofold, so medians of equal controllers differ by chance. A controller is slower if
+    its pauses are longer in at least `LONGER` of all pairs with a pause on Apache's.
+    """
+    measured = {controller: each for (controller, of), each in PAUSES.items() if of == (APACHE,) * count}
+    apaches = measured.pop(ApacheController)
+    assert measured, "run it together with the tests above"
+    for controller, pauses in measured.items():
+        longer = statistics.fmean(pause > apache for pause in pauses for apache in apaches)
+        assert longer < LONGER, (controller.__name__, sorted(pauses), sorted(apaches))
