@@ -184,7 +184,7 @@ class UnitRows(ABC):
     def truncate_torn(self, position: int, log_start: int, log_has: Callable[[int, int, int, int], bool]) -> None:
         """As `truncate_to`, after a crash of the machine: any part of any of these units may be on disk, or missing.
 
-        The queue then ends with the last unit whose record is in the log; `log_has` gets a tuple of `units_before`.
+        The queue then ends with the last unit whose record `log_has`, which gets a tuple of `units_before`.
         """
         row = self._first_row
         for segment in reversed(self.segments):

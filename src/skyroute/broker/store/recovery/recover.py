@@ -5,7 +5,8 @@ rebuilt where they are missing or damaged.
 
 1. Find the newest record up to which queues and index are known to be written. It depends on the last shutdown:
 
-   - After a clean shutdown, everything is written.
+   - After a clean shutdown, everything is written. If Apache's broker closed the store, the newest unit of all queues
+     has the end of the log.
    - If the process died, everything it wrote can be read back. The checkpoint has the newest dispatched record.
    - If the machine stopped, the checkpoint has the record up to which everything is on disk. It also counts if the
      process died after a failed flush; the log behind it is then written again.
@@ -32,6 +33,7 @@ from skyroute.broker.store.files.checkpoint import Checkpoint
 from skyroute.broker.store.files.sparse import last_data
 from skyroute.broker.store.index.key_index import KeyIndex
 from skyroute.broker.store.queues.topic_queue import TopicQueue
+from skyroute.broker.store.queues.unit_rows import NO_MESSAGE_BYTES
 from skyroute.broker.store.recovery.cut_tails import save_tail
 from skyroute.broker.store.recovery.damage import CutTail, DamagedRange
 from skyroute.broker.store.recovery.index_check import find_gap
@@ -93,9 +95,7 @@ def recover(
         FileWriteError: a file cannot be written.
     """
     start = _find_trusted_end(log, state.queues, checkpoint, shutdown)
-    is_apaches = shutdown is Shutdown.CLEAN and checkpoint.closed_end is None
-    floor = _find_known_end(log, state.queues) if is_apaches else 0
-    is_torn = shutdown in (Shutdown.MACHINE_STOPPED, Shutdown.UNKNOWN) or start is None
+    is_torn = shutdown is Shutdown.MACHINE_STOPPED or start is None
     if start is None:
         start = _find_start(log, checkpoint.trusted_ms)
     if not log.segments:
@@ -103,16 +103,16 @@ def recover(
     if shutdown is Shutdown.PROCESS_DIED and checkpoint.has_failed_flush:
         log.rewrite_from(start)
     cuts: list[CutTail] = []
-    batch = checkpoint.unfinished_batch if shutdown is Shutdown.PROCESS_DIED else None
+    batch = checkpoint.unfinished_batch
     if batch is not None and batch >= start:
         cuts = save_tail(log, batch, now_ms, disk)
         log.truncate(batch)
     if not is_torn:
-        state.check_newest(log, max(start, floor))
+        state.check_newest(log, start)
     for queue in state.queues:
         if is_torn:
-            queue.truncate_torn(start, log.start, partial(has_record, log, queue))
-        elif queue.bad_row is None:
+            queue.truncate_torn(start, log.start, partial(_may_have, log, queue))
+        elif shutdown is Shutdown.PROCESS_DIED and queue.bad_row is None:
             queue.truncate_to(start)
     rebuilt = state.find_rebuilt(log, start, find_queue)
     index_start = (
@@ -129,7 +129,7 @@ def recover(
     state.drop_bad_rows()
     replay = Replay(log, find_queue, dispatcher, index, state.deleted, start, rebuilt, index_start)
     replay.run(replay_start, shutdown, partial_record)
-    end = max(replay.end, start, floor)
+    end = max(replay.end, start)
     if shutdown is Shutdown.CLEAN:
         end = _find_last_data(log, end)
     state.fill_to(end, rebuilt, replay.restarted, dispatcher)
@@ -138,8 +138,7 @@ def recover(
         index.begin_file(now_ms)  # otherwise the next start takes the index for missing
     cuts += save_tail(log, end, now_ms, disk)
     log.finish_at(end, is_flushed=shutdown is Shutdown.CLEAN)
-    if replay_start < start or dispatcher.has_gaps:
-        dispatcher.end_recovery(log.end)
+    dispatcher.end_recovery(log.end)
     damaged = [each.cut_at(end) for each in replay.damaged if each.position < end]
     _log_damage(damaged, cuts)
     return Recovered(
@@ -155,7 +154,7 @@ def _find_trusted_end(
     """Return the position up to which queues and index are known to be written; None if unknown."""
     if shutdown is Shutdown.CLEAN:
         closed_end = checkpoint.closed_end
-        return _find_newest(log, queues) if closed_end is None else max(closed_end, log.start)
+        return max(_find_known_end(log, queues) if closed_end is None else closed_end, log.start)
     noted: tuple[int, int] | None = None
     if shutdown is Shutdown.PROCESS_DIED and not checkpoint.has_failed_flush:
         noted = checkpoint.last_dispatched
@@ -164,36 +163,27 @@ def _find_trusted_end(
     if noted is None:
         return None
     end = sum(noted)
-    return end if log.start <= end <= log.stop + log.segment_bytes else None  # the last file may be missing
+    # The last file may be missing, or all.
+    return end if log.start <= end <= log.stop + log.segment_bytes or not log.segments else None
 
 
-def _find_newest(log: CommitLog, queues: list[TopicQueue]) -> int:
-    """Return the end of the newest record that both a queue and the log have."""
-    units = [(unit, queue) for queue in queues if (unit := queue.newest_unit()) is not None]
-    for (position, size, first, stop), queue in sorted(units, key=lambda each: each[0][0], reverse=True):
-        if position < log.start:
-            break
-        if has_record(log, queue, position, size, first, stop):
-            return position + size
-    return log.start
+def _may_have(log: CommitLog, queue: TopicQueue, position: int, size: int, first: int, stop: int) -> bool:
+    """Return whether the log has a record, or misses the file of its position."""
+    return log.find(position) is None or has_record(log, queue, position, size, first, stop)
 
 
 def _find_known_end(log: CommitLog, queues: list[TopicQueue]) -> int:
     """Return the end of the newest record that a queue has, whether or not the log still has it."""
-    ends = [
-        unit[0] + unit[1]
-        for queue in queues
-        if (unit := queue.newest_unit()) is not None and log.start <= unit[0] and 0 < unit[1] <= log.segment_bytes
-    ]
-    # The last file may be missing; a damaged unit may hold any position.
-    return max((end for end in ends if end <= log.stop + log.segment_bytes), default=0)
+    units = [unit for queue in queues if (unit := queue.newest_unit()) is not None]
+    ends = [position + (0 if size == NO_MESSAGE_BYTES else size) for position, size, *_ in units]
+    # The last file may be missing, or all; a damaged unit may hold any position.
+    limit = log.stop + log.segment_bytes
+    return max((end for end in ends if end <= limit or not log.segments), default=0)
 
 
 def _find_last_data(log: CommitLog, position: int) -> int:
     """Return the position behind the last nonzero byte of the log; at least `position`."""
     for segment in reversed(log.segments):
-        if segment.stop <= position:
-            break
         at = max(position - segment.start, 0)
         end = last_data(segment, at)
         if end > at:
