@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skyroute.broker.store.commit_log import CommitLog, ScannedRecord
@@ -20,7 +21,8 @@ from skyroute.broker.store.recovery.recover import Recovered, _find_start
 from skyroute.files.disk import Disk
 from skyroute.files.errors import DiskFullError
 from skyroute.message.batch import BatchItem, encode_batch
-from tests.support.disks import NOW_MS, NoSyncDisk, RestartedMachineDisk, bodies, draft, small_store
+from skyroute.message.record import encode_record
+from tests.support.disks import NOW_MS, NoSyncDisk, RestartedMachineDisk, bodies, draft, read_all, small_store
 from tests.support.single_damage import read_store
 
 LOG = Path("commitlog") / f"{0:020d}"
@@ -123,6 +125,7 @@ def test_an_unfinished_batch_is_cut_off(tmp_path: Path) -> None:
     assert store.max_position == position
     (cut,) = recovered.cuts
     assert (cut.position, cut.file) == (position, tmp_path / LOG)
+    assert cut.kept_in == tmp_path / "commitlog.cut" / f"{LOG.name}.cut-{NOW_MS + 99}"
     assert b"first of a batch" in cut.kept_in.read_bytes()
     assert len(bodies(store)) == 5
     assert store._checkpoint.unfinished_batch is None
@@ -418,10 +421,26 @@ def test_a_torn_tail_is_copied_and_cut_off(tmp_path: Path, keeps_zeros: bool, ca
     assert cut == CutTail(end, len(tail), tmp_path / LOG, tmp_path / "commitlog.cut" / f"{LOG.name}.cut-{NOW_MS + 99}")
     assert cut.kept_in.read_bytes() == tail
     assert recovered.bytes_cut == len(tail)
+    assert recovered.damaged == ()
     assert store.max_position == end
     assert not (tmp_path / LOG).read_bytes()[end:].strip(b"\0")
     assert f"torn tail of the log cut off file={tmp_path / LOG} offset={end} bytes={len(tail)}" in caplog.text
     assert store.damage.cuts == (cut,)
+    store.close()
+
+
+def test_the_line_of_a_damaged_record_has_at_most_255_characters_of_its_topic(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = fill(tmp_path)
+    end, message = store.max_position, read_all(store)[0]
+    store.kill()
+    changed = msgspec.structs.replace(message, topic="t" * 300, queue_id=7, queue_offset=3, log_position=end)
+    change(tmp_path / LOG, end, encode_record(changed).replace(b"body", b"BODY"))
+    store, recovered = reopen(tmp_path)
+    (damaged,) = recovered.damaged
+    assert (damaged.position, damaged.reason) == (end, BAD_BODY)
+    assert f"reason={BAD_BODY!r} topic={'t' * 255!r} queue=7 offset=3" in caplog.text
     store.close()
 
 

@@ -43,6 +43,7 @@ def left_with(folder: Path, *offsets: int) -> MessageStore:
     [
         ((5, 6, 7), [5, 6, 7]),
         ((5, 60, 7), [5, 7]),
+        ((5, 60, 6), [5, 6]),
         ((5, 2, 7), [5, 7]),
         ((5, 0, 7), [5, 7]),
         ((5, 8, 7, 8), [5, 7, 8]),
@@ -97,6 +98,23 @@ def test_messages_of_a_deleted_topic_do_not_come_back_and_all_others_do(tmp_path
     assert [each.body for each in read_all(store, "other")] == [b"0", b"1", b"2"]
     for key in ("first", "half", "second"):
         assert len(store.find_by_key("other", key, 9, 0, NOW_MS * 2).positions) == 1
+    store.close()
+
+
+def test_messages_of_a_deleted_topic_that_were_not_flushed_do_not_come_back_after_a_machine_crash(
+    tmp_path: Path,
+) -> None:
+    store = small_store(tmp_path, NoSyncDisk())
+    store.append(draft("other", body=b"at position 0"), NOW_MS)
+    store.append(draft("T", body=b"old"), NOW_MS)
+    store.delete_topic("T")
+    store.append(draft("other", body=b"last"), NOW_MS)
+    store.kill()
+    store = small_store(tmp_path, RestartedMachineDisk())
+    assert store.recovered is not None
+    assert (store.recovered.start, store.recovered.records) == (0, 3)
+    assert [each.body for each in read_all(store, "other")] == [b"at position 0", b"last"]
+    assert store.topics() == {"other"}
     store.close()
 
 

@@ -127,15 +127,22 @@ def test_a_partial_record_survives_a_clean_restart_and_is_completed(
     assert bodies(slave) == bodies(master)
 
 
-def test_a_partial_record_survives_two_restarts_and_lost_queues(master: MessageStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("queue_id", [0, 1])
+def test_a_partial_record_survives_two_restarts_and_lost_queues(
+    master: MessageStore, tmp_path: Path, queue_id: int
+) -> None:
+    """The partial record is of queue 1."""
     content = log_bytes(master)
     slave = open_store(tmp_path / "slave")
     slave.append_raw(0, content[:-2])
     dispatch(slave)
     slave.close()
-    for path in (tmp_path / "slave" / "consumequeue" / "Orders" / "0").iterdir():
+    for path in (tmp_path / "slave" / "consumequeue" / "Orders" / str(queue_id)).iterdir():
         path.unlink()
-    open_store(tmp_path / "slave").close()
+    slave = open_store(tmp_path / "slave")
+    assert [slave.max_offset("Orders", queue_id) for queue_id in (0, 1)] == [30, 29]
+    assert slave.damage.is_empty
+    slave.close()
     slave = open_store(tmp_path / "slave")
     slave.append_raw(len(content) - 2, content[-2:])
     dispatch(slave)

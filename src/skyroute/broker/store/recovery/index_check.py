@@ -20,27 +20,23 @@ def find_gap(log: CommitLog, index: KeyIndex, stop: int) -> int:
     reached = log.start - 1
     for file in index.files:
         if file.count > 1:
-            first = _next_with_keys(log, reached, min(file.begin, stop))
-            if first is not None:
+            if _has_keys(log, reached, min(file.begin, stop)):
                 return max(reached, log.start)
             reached = max(reached, file.end)
-    return stop if _next_with_keys(log, reached, stop) is None else max(reached, log.start)
+    return max(reached, log.start) if _has_keys(log, reached, stop) else stop
 
 
-def _next_with_keys(log: CommitLog, position: int, stop: int) -> int | None:
-    """Return the first record with keys between two positions; None if no record has keys."""
+def _has_keys(log: CommitLog, position: int, stop: int) -> bool:
+    """Return whether a record that starts between two positions has keys."""
     keys: list[Key] = []
-    start = max(position, log.start)
-    if start >= stop or not log.segments:
-        return None
-    for number, found in enumerate(scan_log(log, start)):
+    for number, found in enumerate(scan_log(log, max(position, log.start))):
         if isinstance(found, DamagedRange):
             continue
         at, _, topic, _, _, sys_flag, stored_at_ms, raw = found
         if at >= stop or number >= SCANNED_MAX:
-            return None
+            return False
         if at > position:
             collect_keys(keys, topic, raw, sys_flag, at, stored_at_ms)
             if keys:
-                return at
-    return None
+                return True
+    return False
