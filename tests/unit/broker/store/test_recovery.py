@@ -132,14 +132,35 @@ def test_an_unfinished_batch_is_cut_off(tmp_path: Path) -> None:
     store.close()
 
 
-def test_an_unfinished_batch_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None:
+def test_an_unfinished_batch_and_a_damaged_record_before_it_are_kept_in_one_file(tmp_path: Path) -> None:
     store = fill(tmp_path)
-    store._checkpoint.begin_batch(100)
-    store.flush()
+    end = store.max_position
+    last = store.append(draft("T", 0, b"not dispatched"), NOW_MS)
+    store._checkpoint.begin_batch(last.log_end)
+    batch = store.append(draft("T", 0, b"first of a batch", {"KEYS": "k"}), NOW_MS)
     store.kill()
-    store, recovered = reopen(tmp_path, RestartedMachineDisk())
+    change(tmp_path / LOG, last.log_position + 4, b"?")
+    tail = (tmp_path / LOG).read_bytes()[end : batch.log_end]
+    store, recovered = reopen(tmp_path)
+    (cut,) = recovered.cuts
+    assert (cut.position, cut.size, cut.kept_in.read_bytes()) == (end, len(tail), tail)
+    assert (store.max_position, recovered.damaged, len(bodies(store))) == (end, (), 5)
+    assert not (tmp_path / LOG).read_bytes()[end:].strip(b"\0")
+    store.close()
+
+
+@pytest.mark.parametrize("disk", [NoSyncDisk, RestartedMachineDisk])
+def test_an_unfinished_batch_before_the_trusted_end_or_of_an_earlier_boot_is_not_believed(
+    tmp_path: Path, disk: type[Disk]
+) -> None:
+    store = fill(tmp_path)
+    store._checkpoint.begin_batch(100 if disk is NoSyncDisk else store.max_position)
+    store.flush()
+    store.append(draft("T", 0, b"late"), NOW_MS)
+    store.kill()
+    store, recovered = reopen(tmp_path, disk())
     assert recovered.cuts == ()
-    assert len(bodies(store)) == 5
+    assert len(bodies(store)) == 6
     store.close()
 
 

@@ -15,9 +15,8 @@ rebuilt where they are missing or damaged.
 
 2. `queue_check` and `index_check` find what is missing before that record.
 3. `replay` reads the log from the first record whose unit or keys are missing, and writes them. It skips damaged
-   records and ends behind the last intact one.
-4. Bytes behind it that a crash can have torn are copied to `commitlog.cut`, and cut off the log. So is, before the
-   replay, a batch that a process was writing when it died.
+   records and ends behind the last intact one; before a batch that a process was writing when it died.
+4. Bytes behind it that a crash can have torn are copied to `commitlog.cut`, and cut off the log.
 """
 
 import logging
@@ -102,11 +101,6 @@ def recover(
         log.start_at(start)
     if shutdown is Shutdown.PROCESS_DIED and checkpoint.has_failed_flush:
         log.rewrite_from(start)
-    cuts: list[CutTail] = []
-    batch = checkpoint.unfinished_batch
-    if batch is not None and batch >= start:
-        cuts = save_tail(log, batch, now_ms, disk)
-        log.truncate(batch)
     if not is_torn:
         state.check_newest(log, start)
     for queue in state.queues:
@@ -128,7 +122,8 @@ def recover(
         begin_rebuild(replay_start)
     state.drop_bad_rows()
     replay = Replay(log, find_queue, dispatcher, index, state.deleted, start, rebuilt, index_start)
-    replay.run(replay_start, shutdown, partial_record)
+    batch = checkpoint.unfinished_batch
+    replay.run(replay_start, shutdown, partial_record if batch is None or batch < start else batch)
     end = max(replay.end, start)
     if shutdown is Shutdown.CLEAN:
         end = _find_last_data(log, end)
@@ -136,7 +131,7 @@ def recover(
     dispatcher.write_up_to(None)
     if index is not None and not index.files:
         index.begin_file(now_ms)  # otherwise the next start takes the index for missing
-    cuts += save_tail(log, end, now_ms, disk)
+    cuts = save_tail(log, end, now_ms, disk)
     log.finish_at(end, is_flushed=shutdown is Shutdown.CLEAN)
     dispatcher.end_recovery(log.end)
     damaged = [each.cut_at(end) for each in replay.damaged if each.position < end]
