@@ -303,11 +303,12 @@ class MessageStore(StoreWriter):
         cuts = tuple(save_tail(log, position, now_ms, self._disk))
         self._ledger.give_up()  # a start after a crash reads the log instead
         self._checkpoint.note_rebuild(whole_end)  # a start after a crash continues from here
-        log.truncate(position)
         for queue in self._queues.by_key.values():
             queue.truncate_to(whole_end)
         if self._index is not None:
             self._index.truncate_to(whole_end, slots_are_sound=True)
+        # Last: after a crash, units of records that the log lost would keep their offsets from other records.
+        log.truncate(position)
         self._ledger.resume([queue for queue in self._queues.by_key.values() if queue.written_end], log.end)
         if self._running_flush is not None:
             self._running_flush.forget_behind(position)

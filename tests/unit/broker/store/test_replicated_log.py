@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.replicated_log import DISPATCHED_MAPPED_MAX
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.message.host import encode_host
+from tests.support.disks import KilledError, KillingDisk
 
 FILE_BYTES = 4096
 SETTINGS = StoreSettings(
@@ -287,6 +289,44 @@ def test_a_truncated_store_keeps_only_the_rest_after_a_restart(
     put(slave, sum(ends.values()))
     put(slave, sum(ends.values()) + 1)
     assert log_bytes(slave) == content[: slave.max_position]
+
+
+def test_a_slave_killed_while_it_cuts_its_log_has_the_messages_of_its_new_master(
+    master: MessageStore, tmp_path: Path
+) -> None:
+    """Whichever change of a file is the last one, the queues get the new master's messages at their offsets."""
+    new_master = open_store(tmp_path / "new-master", follows=False)
+    for number in range(31):
+        put(new_master, number)
+    boundary = new_master.max_position
+    for number in range(60, 110):
+        put(new_master, number, queue_id=0 if number % 3 else 1)
+    content = log_bytes(new_master)
+    assert log_bytes(master)[:boundary] == content[:boundary]
+    settings = replace(SETTINGS, queue_segment_units=8)
+    dies_at, died = 0, True
+    while died:
+        dies_at += 1
+        disk = KillingDisk(1 << 30)
+        slave = MessageStore.open(tmp_path / f"{dies_at}", settings, now_ms=NOW_MS, disk=disk, follows=True)
+        slave.append_raw(0, log_bytes(master))
+        dispatch(slave)
+        disk.fail_at = disk.calls + dies_at
+        try:
+            slave.truncate_to(boundary, NOW_MS)
+            died = False
+        except KilledError:
+            pass
+        slave.kill()
+        slave = open_store(tmp_path / f"{dies_at}", settings=settings)
+        slave.truncate_to(boundary, NOW_MS)
+        slave.append_raw(slave.max_position, content[slave.max_position :])
+        dispatch(slave)
+        assert bodies(slave) == bodies(new_master), dies_at
+        ends = [(each.max_offset("Orders", 0), each.max_offset("Orders", 1)) for each in (slave, new_master)]
+        assert ends[0] == ends[1], dies_at
+        slave.kill()
+    assert dies_at > 20
 
 
 def resident_bytes(folder: Path) -> int:
