@@ -28,9 +28,9 @@ from skyroute.broker.store.recovery.log_scan import (
 from skyroute.files.disk import Disk
 from skyroute.message.crc import crc32
 from skyroute.message.host import encode_host
-from skyroute.message.layout import MAGIC_SEGMENT_END, RECORD_BYTES_MIN
+from skyroute.message.layout import MAGIC_SEGMENT_END, MAGIC_V1, RECORD_BYTES_MIN
 from skyroute.message.message import StoredMessage
-from skyroute.message.record import encode_record
+from skyroute.message.record import encode_record, segment_end
 from tests.support.disks import NOW_MS, SMALL, NoSyncDisk, draft, read_all, small_store
 
 
@@ -174,6 +174,46 @@ def test_the_next_record_is_found_wherever_the_search_is_divided(
         assert find_next_record(log.segments[0], messages[12].log_position) == messages[13].log_position
 
 
+@pytest.mark.parametrize("at", [0, 84], ids=["size", "body"])
+def test_a_damaged_length_that_leads_to_a_later_record_costs_one_record(tmp_path: Path, at: int) -> None:
+    """All records have 128 bytes, so one flipped bit adds the size of two further ones."""
+    store = small_store(tmp_path, NoSyncDisk())
+    positions = [store.append(draft(body=bytes(35) + b"."), NOW_MS).log_position for _ in range(9)]
+    record = store.record_at(positions[3])
+    store.close()
+    assert record is not None
+    assert len(record) == 128
+    length = int.from_bytes(record[at : at + 4], "big") + 256
+    change(tmp_path, positions[3] + at, length.to_bytes(4, "big"))
+    found, damaged = scan(tmp_path)
+    assert found == positions[:3] + positions[4:]
+    assert [(each.position, each.size, each.reason) for each in damaged] == [(positions[3], 128, BAD_HEAD)]
+
+
+def test_the_search_behind_an_intact_record_finds_a_later_one(tmp_path: Path) -> None:
+    messages = write_log(tmp_path)
+    change(tmp_path, messages[13].log_position, bytes(88))
+    with opened(tmp_path) as log:
+        assert find_next_record(log.segments[0], messages[12].log_position) == messages[14].log_position
+
+
+def test_a_damaged_length_leads_to_no_earlier_record(tmp_path: Path) -> None:
+    _, _, damaged, following = write_records(tmp_path, 200, RECORD_BYTES_MIN, 200, 200)
+    change(tmp_path, damaged, (-RECORD_BYTES_MIN).to_bytes(4, "big", signed=True))
+    with opened(tmp_path) as log:
+        assert find_next_record(log.segments[0], damaged) == following
+
+
+def test_a_damaged_body_behind_the_smallest_record_is_reported_by_itself(tmp_path: Path) -> None:
+    write_records(tmp_path, RECORD_BYTES_MIN, 200, 200)
+    change(tmp_path, 4, b"?")
+    change(tmp_path, RECORD_BYTES_MIN + 88, b"?")
+    assert [(each.position, each.size, each.reason) for each in scan(tmp_path)[1]] == [
+        (0, RECORD_BYTES_MIN, BAD_HEAD),
+        (RECORD_BYTES_MIN, 200, BAD_BODY),
+    ]
+
+
 def test_a_single_byte_before_a_record_is_skipped(tmp_path: Path) -> None:
     messages = write_log(tmp_path)
     first, second = messages[12], messages[13]
@@ -193,6 +233,55 @@ def test_a_damaged_body_behind_a_damaged_header_is_reported_by_itself(tmp_path: 
         (first.log_position, first.record_bytes, BAD_HEAD),
         (second.log_position, second.record_bytes, BAD_BODY),
     ]
+
+
+def test_bytes_like_a_magic_are_no_record(tmp_path: Path) -> None:
+    """Not even if the rest of the header is zero: so is the checksum of an empty body."""
+    messages = write_log(tmp_path)
+    start = messages[12].log_position
+    change(tmp_path, start, bytes(messages[13].log_position - start))
+    for at in (4, 14, 30):
+        change(tmp_path, start + at, MAGIC_V1.to_bytes(4, "big"))
+    with opened(tmp_path) as log:
+        assert find_next_record(log.segments[0], start) == messages[13].log_position
+
+
+def test_a_magic_too_close_to_the_end_of_a_file_is_no_record(tmp_path: Path) -> None:
+    write_records(tmp_path, 3900)
+    for at in (4, 3904):  # of the record, and of the end of the file
+        change(tmp_path, at, b"?")
+    for at in (4012, 4013, 4060, 4093):
+        change(tmp_path, at, MAGIC_V1.to_bytes(4, "big")[: 4096 - at])
+    with opened(tmp_path) as log:
+        assert find_next_record(log.segments[0], 0) is None
+
+
+@pytest.mark.parametrize("topic", ["t" * 127, "t" * 128])
+def test_a_damaged_body_of_a_message_with_a_long_topic_is_reported_with_it(tmp_path: Path, topic: str) -> None:
+    """Longer topics have two bytes for their length, and another magic."""
+    store = small_store(tmp_path, NoSyncDisk())
+    stored = [store.append(draft(topic), NOW_MS) for _ in range(2)]
+    store.close()
+    change(tmp_path, stored[0].log_position + 88, b"?")
+    (damaged,) = scan(tmp_path)[1]
+    assert damaged.reason == BAD_BODY
+    assert damaged.lost is not None
+    assert (damaged.lost.topic, damaged.lost.size) == (topic, stored[0].record_bytes)
+
+
+def test_a_single_byte_in_the_last_file_is_damage(tmp_path: Path) -> None:
+    """The file before it is then not the last one, and the zeros at its end are damage, too."""
+    messages = write_log(tmp_path)
+    end = messages[-1].log_position + messages[-1].record_bytes
+    stop = end + -end % 4096
+    for content, damage in (
+        (bytes(4096), []),
+        (b"?".ljust(4096, b"\0"), [(end, stop, ZEROS), (stop, stop + 1, BAD_HEAD)]),
+    ):
+        (tmp_path / "commitlog" / f"{stop:020d}").write_bytes(content)
+        found, damaged = scan(tmp_path)
+        assert [(each.position, each.end, each.reason) for each in damaged] == damage
+        assert found == [message.log_position for message in messages]
 
 
 def test_an_end_mark_counts_only_if_it_reaches_the_end_of_the_file(tmp_path: Path) -> None:
@@ -219,10 +308,48 @@ def test_a_record_may_end_anywhere_before_the_end_of_a_file(tmp_path: Path, left
     content[:size] = with_size(record, at, size)
     if left == 8:
         content[size:] = bytes((0, 0, 0, 8)) + MAGIC_SEGMENT_END.to_bytes(4, "big")
-    content[4] ^= 1  # its magic
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(content)
     with opened(tmp_path) as log:
+        found = read_record(log.segments[0], 0)
+        assert found is not None
+        assert found.size == size
+    change(tmp_path, 4, b"?")  # its magic
+    with opened(tmp_path) as log:
         assert find_next_record(log.segments[0], 0) == (size if left == 8 else None)
+
+
+def test_a_record_ends_in_its_file(tmp_path: Path) -> None:
+    """Its lengths agree, but the last byte would be in the next file."""
+    (start,) = write_records(tmp_path, 4096)
+    change(tmp_path, start, (4097).to_bytes(4, "big"))
+    change(tmp_path, 4094, (1).to_bytes(2, "big"))  # the length of the properties
+    with opened(tmp_path) as log:
+        assert read_record(log.segments[0], start) is None
+
+
+def test_a_negative_body_length_is_no_record(tmp_path: Path) -> None:
+    """Also if all lengths agree: its first byte then stands for the length of the topic."""
+    (start,) = write_records(tmp_path, 400)
+    change(tmp_path, start, (342).to_bytes(4, "big"))
+    change(tmp_path, start + 84, (-4).to_bytes(4, "big", signed=True))
+    assert 84 + 1 + 0xFF + 2 == 342
+    with opened(tmp_path) as log:
+        assert read_record(log.segments[0], start) is None
+
+
+def write_records(folder: Path, *sizes: int) -> list[int]:
+    """Write one file of adjacent records with neither topic nor properties; return their positions."""
+    store = small_store(folder, NoSyncDisk())
+    store.append(draft(body=b""), NOW_MS)
+    template = (store.record_at(0) or b"")[:88] + bytes(3)
+    store.close()
+    content, positions = b"", []
+    for size in sizes:
+        positions.append(len(content))
+        content += with_size(template, len(content), size)
+    content += segment_end(4096 - len(content)) if len(content) < 4096 else b""
+    (folder / "commitlog" / f"{0:020d}").write_bytes(content.ljust(4096, b"\0"))
+    return positions
 
 
 def with_size(record: bytes, position: int, size: int) -> bytes:
@@ -292,6 +419,28 @@ def test_a_missing_file_is_skipped(tmp_path: Path, number: int) -> None:
     assert [(each.position, each.size, each.reason) for each in damaged] == (
         [(4096, 4096, MISSING_FILE)] if number == 1 else []
     )
+
+
+@pytest.mark.parametrize(("distance", "found"), [(290, 1290), (291, 2500)])
+def test_past_the_bound_a_record_counts_as_intact_if_another_one_follows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distance: int, found: int
+) -> None:
+    """The search meets three headers with a wrong checksum, then an intact record.
+
+    It computes the checksum of the first body, of 300 bytes. At distance 290, these are all that it may compute.
+    """
+    monkeypatch.setattr(log_scan, "SEARCH_CRC_BYTES", 10)
+    monkeypatch.setattr(log_scan, "SEARCH_CRC_RATIO", 1)
+    write_records(tmp_path, 1000, 91, 2909)
+    template = (tmp_path / "commitlog" / f"{0:020d}").read_bytes()[1000:1091]
+    change(tmp_path, 1000, bytes(3000))
+    second = 1000 + distance
+    for position, size in ((1100, 391), (second, 91), (second + 91, 91), (2500, 391)):
+        change(tmp_path, position, with_size(template, position, size))
+        if position != 2500:
+            change(tmp_path, position + 8, (1).to_bytes(4, "big"))
+    with opened(tmp_path) as log:
+        assert find_next_record(log.segments[0], 1000) == found
 
 
 def test_a_body_made_of_nested_headers_does_not_slow_down_the_scan(

@@ -5,6 +5,7 @@ length: the other fields give the start of the next record. After any other dama
 magic. A record has its own position, so other bytes rarely pass for one.
 """
 
+import struct
 from collections.abc import Generator
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
@@ -65,7 +66,7 @@ class _Head(NamedTuple):
     topic_at: int
     topic_stop: int
     fields_stop: int
-    """The end of the record by the lengths of its fields; -1 if that is outside the segment."""
+    """The end of the record by the lengths of its fields; it may be outside the segment."""
 
 
 def scan_log(log: HasSegments, position: int) -> Generator[ScannedTuple | DamagedRange, None, None]:
@@ -156,23 +157,20 @@ def read_record(segment: Segment, position: int) -> ScannedRecord | None:
 
 def _read_head(segment: Segment, at: int) -> _Head | None:
     """Return the header that starts here; None if the segment is too short for one."""
-    content, end = segment.content, segment.size
-    if at + RECORD_BYTES_MIN > end:
+    content = segment.content
+    try:
+        (sys_flag,) = _SYS_FLAG.unpack_from(content, at)
+        layout = _HEADS[sys_flag >> 4 & 3]
+        numbers: tuple[int, int, int, int, int, int, int, int, int] = layout.unpack_from(content, at)
+    except struct.error:
         return None
-    (sys_flag,) = _SYS_FLAG.unpack_from(content, at)
-    layout = _HEADS[sys_flag >> 4 & 3]
-    if at + layout.size + 3 > end:
-        return None
-    numbers: tuple[int, int, int, int, int, int, int, int, int] = layout.unpack_from(content, at)
     magic, body_bytes, body_at = numbers[1], numbers[8], at + layout.size
     width = 2 if magic == MAGIC_V2 else 1
     topic_at = body_at + body_bytes + width
-    topic_stop = fields_stop = -1
-    if body_bytes >= 0 and topic_at <= end:
-        topic_stop = topic_at + int.from_bytes(content[topic_at - width : topic_at], "big")
-        if topic_stop + 2 <= end:
-            fields_stop = topic_stop + 2 + int.from_bytes(content[topic_stop : topic_stop + 2], "big")
-    return _Head(*numbers, body_at, topic_at, topic_stop, fields_stop if fields_stop <= end else -1)
+    # Behind the end of the segment there are no bytes, which count as 0.
+    topic_stop = topic_at + int.from_bytes(content[topic_at - width : topic_at])
+    fields_stop = topic_stop + 2 + int.from_bytes(content[topic_stop : topic_stop + 2])
+    return _Head(*numbers, body_at, topic_at, topic_stop, fields_stop)
 
 
 def _adds_up(head: _Head, at: int, segment: Segment) -> bool:
@@ -180,8 +178,8 @@ def _adds_up(head: _Head, at: int, segment: Segment) -> bool:
     return (
         head.magic in (MAGIC_V1, MAGIC_V2)
         and head.log_position == segment.start + at
-        and head.fields_stop == at + head.size
-        and head.size >= RECORD_BYTES_MIN
+        and head.body_bytes >= 0
+        and head.fields_stop == at + head.size <= segment.size
     )
 
 
@@ -196,14 +194,15 @@ def _starts_here(segment: Segment, at: int) -> bool:
 
 
 def _find_by_sizes(segment: Segment, at: int) -> int | None:
-    """Return the end of a damaged record, by its size or the lengths of its fields, if a record starts there."""
+    """Return the end of a damaged record, by its size or the lengths of its fields, if a record starts there.
+
+    A damaged length may lead to a later record: the nearer end counts.
+    """
     head = _read_head(segment, at)
     if head is None:
         return None
-    for stop in (at + head.size, head.fields_stop):
-        if at + RECORD_BYTES_MIN <= stop and _starts_here(segment, stop):
-            return stop
-    return None
+    stops = (stop for stop in (at + head.size, head.fields_stop) if at + RECORD_BYTES_MIN <= stop)
+    return min((stop for stop in stops if _starts_here(segment, stop)), default=None)
 
 
 # ------------------------------------------------------------------------------------------------------------ searching
@@ -214,19 +213,18 @@ def _find_by_magic(segment: Segment, at: int) -> int | None:
     content = segment.content
     checked_bytes = 0
     for low, high in data_chunks(segment, at + 1 + _MAGIC_AT):
-        found = content.find(_MAGIC_START, low, high + len(_MAGIC_START) - 1)
-        while found >= 0:
+        place = low
+        while (found := content.find(_MAGIC_START, place, high + len(_MAGIC_START) - 1)) != -1:
             start = found - _MAGIC_AT
             head = _read_head(segment, start)
             if head is not None and _adds_up(head, start, segment):
-                may_check = checked_bytes < SEARCH_CRC_BYTES + SEARCH_CRC_RATIO * (start - at)
-                if not may_check:
-                    if _starts_here(segment, start + head.size):
-                        return start
-                elif crc32(content[head.body_at : head.body_at + head.body_bytes]) & 0x7FFFFFFF == head.crc:
-                    return start
-                else:
+                if checked_bytes < SEARCH_CRC_BYTES + SEARCH_CRC_RATIO * (start - at):
                     checked_bytes += head.body_bytes
-            found = content.find(_MAGIC_START, found + 1, high + len(_MAGIC_START) - 1)
+                    is_intact = crc32(content[head.body_at : head.body_at + head.body_bytes]) & 0x7FFFFFFF == head.crc
+                else:
+                    is_intact = _starts_here(segment, start + head.size)
+                if is_intact:
+                    return start
+            place = found + len(_MAGIC_START)
         segment.release_memory()
     return None
