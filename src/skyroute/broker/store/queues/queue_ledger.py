@@ -108,7 +108,7 @@ class QueueLedger:
                 known.deleted[topic] = end
                 for key in [key for key in known.queues if key[0] == topic]:
                     del known.queues[key]
-            else:
+            elif end > 0:  # not forgotten
                 known.queues[topic, queue_id] = KnownQueue(kind == _BATCH_QUEUE, end, flushed_end, first)
         return known
 

@@ -75,7 +75,7 @@ class QueueState:
             queue = by_key.get(key)
             if queue is None and (queue := self._create(key, known, find_queue)) is not None:
                 rebuilt[queue] = log.start
-            elif queue is not None and known.first < self._found_firsts[queue] and known.first < known.end:
+            elif queue is not None and known.first < self._found_firsts[queue]:
                 queue.mark_bad(ALL_ROWS)
             elif queue is not None and self._found_end(queue) < self._known_end(known):
                 queue.mark_bad(queue.count if queue.bad_row is None else min(queue.bad_row, queue.count))
@@ -96,8 +96,6 @@ class QueueState:
     def _create(
         self, key: tuple[str, int], known: KnownQueue, find_queue: Callable[[str, int], TopicQueue]
     ) -> TopicQueue | None:
-        if not known.end:
-            return None
         if known.is_batch_queue:
             self._make_batch_topic(key[0])
         try:
@@ -105,6 +103,7 @@ class QueueState:
         except InvalidNameError:
             return None
         self.queues.append(queue)
+        self._found_ends[queue] = queue.end
         return queue
 
     def _found_end(self, queue: TopicQueue) -> int:
@@ -120,7 +119,7 @@ class QueueState:
             logger.warning("search for missing queues skipped, log too long bytes=%d", start - log.start)
             return {}
         ends: dict[tuple[str, int], int] = {}
-        unconfirmed: dict[tuple[str, int], int] = {}
+        newest_ends: dict[tuple[str, int], int] = {}
         firsts: dict[tuple[str, int], int] = {}
         for_batches: set[str] = set()
         for record in scan_log(log, log.start):
@@ -135,13 +134,11 @@ class QueueState:
             if sys_flag & INNER_BATCH:
                 end = offset + messages_in_batch(raw)
                 for_batches.add(topic)
-            # An unexpected offset may be damaged; the next record of the queue decides.
-            if offset in (ends.get(key, offset), unconfirmed.get(key)):
+            # An unexpected offset may be damaged; it counts if the next record of the queue continues it.
+            if offset in (ends.get(key, offset), newest_ends.get(key)):
                 firsts.setdefault(key, offset)
                 ends[key] = end
-                unconfirmed.pop(key, None)
-            else:
-                unconfirmed[key] = end
+            newest_ends[key] = end
         return {key: KnownQueue(key[0] in for_batches, end, end, firsts[key]) for key, end in ends.items()}
 
     def fill_to(
@@ -154,7 +151,7 @@ class QueueState:
             if (known := self._noted.get((queue.topic, queue.queue_id))) is not None:
                 ends.append(self._known_end(known))
             if self._is_exact and queue in rebuilt and not queue.is_batch_queue:
-                ends.append(self._found_ends.get(queue, 0))
+                ends.append(self._found_ends[queue])
             if max(ends) > queue.next_offset and queue not in restarted:
                 logger.warning(
                     "messages lost topic=%s queue=%d offsets=%d..%d",
@@ -182,7 +179,7 @@ def _is_newest_sound(log: CommitLog, queue: TopicQueue, log_end: int) -> bool:
     if size == NO_MESSAGE_BYTES:
         return True
     if log.find(position) is None:
-        return 0 <= position < position + size <= log_end  # its file is missing, or has expired
+        return position + size <= log_end  # its file is missing, or has expired
     return has_record(log, queue, position, size, first, stop)
 
 
