@@ -149,6 +149,21 @@ def test_a_queue_with_a_missing_and_a_cut_file_is_rebuilt_from_the_missing_one(t
     store.close()
 
 
+def test_a_flipped_bit_behind_the_units_of_a_queue_changes_no_offset(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(tmp_path)
+    fill(store, 1)
+    store.close()
+    change(tmp_path / QUEUE / FIRST, 3 * UNIT_BYTES, b"\1")
+    store, recovered = reopen(tmp_path)
+    assert recovered.rebuilt_queues == 1
+    assert store.max_offset("T", 0) == 1
+    assert bodies(store) == [b"0"]
+    assert "messages lost" not in caplog.text
+    store.close()
+
+
 @pytest.mark.parametrize("has_ledger", [True, False])
 def test_a_damaged_end_of_a_batch_queue_does_not_count(tmp_path: Path, *, has_ledger: bool) -> None:
     store = open_store(tmp_path, is_batch_topic=True)
@@ -250,6 +265,23 @@ def test_without_a_ledger_the_newest_messages_of_a_queue_keep_their_offsets(tmp_
     assert recovered.rebuilt_queues == 1
     assert [store.max_offset("T", queue_id) for queue_id in (0, 1)] == [5, 2]
     assert bodies(store) == numbered(range(4))
+    store.close()
+
+
+@pytest.mark.parametrize("is_batch_topic", [True, False])
+def test_offsets_of_messages_in_a_missing_file_of_apaches_log_are_not_used_again(
+    tmp_path: Path, *, is_batch_topic: bool
+) -> None:
+    """Apache's broker has no ledger, and its checkpoint has only times."""
+    store = open_store(tmp_path, is_batch_topic=is_batch_topic)
+    for number in range(6):
+        store.append(draft("T", 0, b"%d" % number * 1000), NOW_MS)
+    without_ledger(store)
+    change(tmp_path / "checkpoint", 32, bytes(4096 - 32))
+    (tmp_path / "commitlog" / f"{4096:020d}").unlink()
+    store, _ = reopen(tmp_path)
+    assert store.append(draft("T", 0, b"new"), NOW_MS).queue_offset == 6
+    assert [each.queue_offset for each in read_all(store)] == [0, 1, 2, 6]
     store.close()
 
 

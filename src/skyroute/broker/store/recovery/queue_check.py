@@ -147,10 +147,11 @@ class QueueState:
         """Extend each queue to its expected end with units without a message, if the log has lost records."""
         for queue in self.queues:
             ends = [queue.next_offset]
-            # Only the ledger's ends count: no checksum covers the offsets in the log.
+            # Offsets in the log do not count: no checksum covers them. Units count only without the ledger: damage
+            # behind them looks like more units, and those of a rebuilt batch queue may state any offset.
             if (known := self._noted.get((queue.topic, queue.queue_id))) is not None:
                 ends.append(self._known_end(known))
-            if self._is_exact and queue in rebuilt and not queue.is_batch_queue:
+            elif self._is_exact and not (queue.is_batch_queue and queue in rebuilt):
                 ends.append(self._found_ends[queue])
             if max(ends) > queue.next_offset and queue not in restarted:
                 logger.warning(
