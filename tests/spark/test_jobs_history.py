@@ -108,6 +108,14 @@ def test_route_history_has_the_table_of_every_time(events: DataFrame, runs: list
             assert found[run.server] == expected, (run.server, seconds)
 
 
+def test_route_history_reads_the_journal_twice(
+    spark: SparkSession, runs: list[ServerRun], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once for the epochs, once for the changes: parsing takes most of the time."""
+    route_history(read_journal(spark, [runs[0].folder]).events).explain()
+    assert capsys.readouterr().out.count("FileScan text") == 2
+
+
 def is_steady(run: ServerRun) -> bool:
     """Whether the clock never stepped back."""
     times = [record.wall_ms for record in run.records]

@@ -91,7 +91,7 @@ def _intervals(events: DataFrame, until: datetime | None) -> DataFrame:
     `begins_outage` marks the first of several consecutive intervals that are not up; all have the first one's `cause`.
     """
     placed = with_epochs(events)
-    server_epochs = closed_epochs(placed, until)
+    server_epochs = closed_epochs(events, until)
     in_order = Window.partitionBy(*_SUBJECT).orderBy("seq")
     in_epoch = Window.partitionBy(*_SUBJECT, "epoch").orderBy("seq")
     transitions = _transitions(placed)

@@ -96,7 +96,7 @@ def _so_far(column: str, window: WindowSpec) -> Column:
 def _intervals(events: DataFrame, until: datetime | None) -> DataFrame:
     """Return each server's value for each subject, `since_ms` to `until_ms`, while the server ran."""
     placed = with_epochs(events)
-    server_epochs = closed_epochs(placed, until).select("server", "epoch", "began_ms", "closed_ms")
+    server_epochs = closed_epochs(events, until).select("server", "epoch", "began_ms", "closed_ms")
     values = _values(placed)
     subjects = values.select(*_SUBJECT).distinct().crossJoin(fn.broadcast(server_epochs))
     beginning = subjects.select(

@@ -7,7 +7,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from skyroute.nameserver.journal.schema import Kind
-from skyroute.pipeline.journal.epochs import epochs, with_epochs
+from skyroute.pipeline.journal.epochs import with_epochs
 from skyroute.pipeline.journal.state_changes import STATE_COLUMNS, state_changes
 from skyroute.routing.topology import MASTER_ID, Permission
 
@@ -36,13 +36,11 @@ def route_history(events: DataFrame) -> DataFrame:
     `until` is null for a current state. The columns are those of `state_changes`. `routes_at` adds what depends on the
     whole group, such as the acting master.
     """
-    placed = with_epochs(events)
     in_order = Window.partitionBy("epoch", *_KEY).orderBy("seq")
     so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
-    changes = state_changes(placed).withColumn("next_ms", fn.lead("at_ms").over(in_order))
+    changes = state_changes(with_epochs(events)).withColumn("next_ms", fn.lead("at_ms").over(in_order))
     known = changes.withColumns({column: fn.last(column, ignorenulls=True).over(so_far) for column in STATE_COLUMNS})
-    states = known.filter(_is_there()).join(fn.broadcast(epochs(placed)), ["server", "epoch"])
-    return states.select(
+    return known.filter(_is_there()).select(
         *_KEY,
         fn.timestamp_millis("at_ms").alias("since"),
         fn.timestamp_millis(fn.coalesce("next_ms", "ended_ms")).alias("until"),

@@ -8,7 +8,7 @@ while a clock that stepped back catches up.
 from datetime import datetime
 from typing import Final
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from skyroute.nameserver.journal.schema import Kind
@@ -18,78 +18,100 @@ BEFORE_ANY_START: Final = 0
 
 
 def with_epochs(events: DataFrame) -> DataFrame:
-    """Return events with the columns `epoch`, `at_ms` and `certain`.
+    """Return events with the columns `epoch`, `at_ms`, `certain`, and the `ended_ms` of their epoch.
 
-    `certain` is false if a sequence number is missing since the last start, or if there is no start. Starts, gaps and
-    clock steps are few, so they are collected first and broadcast to all events.
+    `certain` is false if a sequence number is missing since the last start, or if there is no start. Epochs are few, so
+    they are found first and broadcast to all events.
     """
     seq, epoch = fn.col("seq"), fn.col("epoch")
-    placed = events.join(fn.broadcast(_marks(events)), "server")
-    started = fn.array_max(fn.filter("starts", lambda start: start <= seq))
-    placed = placed.withColumn("epoch", fn.coalesce(started, fn.lit(BEFORE_ANY_START)))
-    is_broken = fn.exists("holes", lambda hole: (hole > epoch) & (hole <= seq))
-    steps = fn.filter("steps", lambda step: (step.seq > epoch) & (step.seq <= seq))
-    stood_at = fn.array_max(fn.transform(steps, lambda step: step.from_ms))
+    found = fn.broadcast(epochs(events).select("server", "epoch", "next_epoch", "first_hole", "steps", "ended_ms"))
+    is_within = (seq >= epoch) & fn.coalesce(seq < fn.col("next_epoch"), fn.expr("true"))
+    is_whole = fn.coalesce(seq < fn.col("first_hole"), fn.expr("true"))
+    placed = events.join(found, "server").filter(is_within)
     return placed.withColumns(
-        {"at_ms": fn.greatest("wall_ms", stood_at), "certain": (epoch != BEFORE_ANY_START) & ~is_broken}
-    ).drop("starts", "holes", "steps")
+        {"at_ms": fn.greatest("wall_ms", _stood_at(seq)), "certain": (epoch != BEFORE_ANY_START) & is_whole}
+    ).drop("next_epoch", "first_hole", "steps")
 
 
-def _marks(events: DataFrame) -> DataFrame:
-    """Per server: its starts, the records after missing ones, and the records at which its clock stepped back."""
-    in_order = Window.partitionBy("server").orderBy("seq")
-    kind, before, before_ms = fn.col("kind"), fn.lag("seq").over(in_order), fn.lag("wall_ms").over(in_order)
-    ordered = events.select(
-        "server", "seq", "kind", "wall_ms", fn.coalesce("missing_from", "seq").alias("begins")
-    ).select(
-        "server",
-        "seq",
-        (kind == Kind.SERVER_STARTED).alias("is_start"),
-        ((kind == Kind.GAP) | fn.coalesce(fn.col("begins") > before + 1, fn.expr("false"))).alias("is_hole"),
-        fn.when(fn.col("wall_ms") < before_ms, before_ms).alias("from_ms"),
-    )
-    seq, from_ms = fn.col("seq"), fn.col("from_ms")
-    return ordered.groupBy("server").agg(
-        fn.collect_list(fn.when(fn.col("is_start"), seq)).alias("starts"),
-        fn.collect_list(fn.when(fn.col("is_hole"), seq)).alias("holes"),
-        fn.collect_list(fn.when(from_ms.isNotNull(), fn.struct("seq", "from_ms"))).alias("steps"),
-    )
+def _stood_at(seq: Column) -> Column:
+    """Return the latest time from which the clock stepped back in this epoch, up to a record."""
+    steps = fn.filter("steps", lambda step: step.seq <= seq)
+    return fn.array_max(fn.transform(steps, lambda step: step.from_ms))
 
 
-def epochs(placed: DataFrame) -> DataFrame:
+def epochs(events: DataFrame) -> DataFrame:
     """Return each server's epochs with `began_ms`, `ended_ms`, `end_known` and `stopped`, which is false after a crash.
-
-    Takes the result of `with_epochs`.
 
     `ended_ms` is null while the server runs. A crashed server ends with its last sign of life, which the gap record of
     the next start has. A journal of a version without signs of life ends with its last record: `end_known` is false.
+    `last_ms` is the last time of any record. `next_epoch` is null for the last epoch. `first_hole` is the first record
+    after missing ones, `steps` those at which the clock stepped back.
     """
-    is_sign = fn.col("kind") != Kind.GAP
-    found = placed.groupBy("server", "epoch").agg(
-        fn.min("at_ms").alias("began_ms"),
-        fn.greatest(fn.max(fn.when(is_sign, fn.col("at_ms"))), fn.max("alive_ms")).alias("seen_ms"),
-        fn.max_by("kind", "seq").alias("last_kind"),
-        fn.max(fn.when(fn.col("kind") == Kind.SERVER_STOPPED, fn.lit(1))).isNotNull().alias("stopped"),
-        fn.max("alive_ms").isNotNull().alias("was_alive"),
+    # One aggregate for everything: each further one would read and parse the whole journal again.
+    is_sign, step = fn.col("kind") != Kind.GAP, fn.struct("seq", "from_ms")
+    found = (
+        _numbered(events)
+        .groupBy("server", "epoch")
+        .agg(
+            fn.min_by("wall_ms", "seq").alias("began_ms"),
+            fn.max("wall_ms").alias("last_ms"),
+            fn.max(fn.when(is_sign, fn.col("seq"))).alias("last_sign"),
+            fn.max(fn.when(is_sign, fn.col("wall_ms"))).alias("sign_ms"),
+            fn.max("alive_ms").alias("alive_ms"),
+            fn.bool_or(fn.col("kind") == Kind.SERVER_STOPPED).alias("stopped"),
+            fn.max_by(fn.col("kind") == Kind.SERVER_STOPPED, "seq").alias("ends_stopped"),
+            fn.min(fn.when(fn.col("is_hole"), fn.col("seq"))).alias("first_hole"),
+            fn.collect_list(fn.when(fn.col("from_ms").isNotNull(), step)).alias("steps"),
+        )
     )
     following = fn.lead("epoch").over(Window.partitionBy("server").orderBy("epoch"))
-    has_ended = (fn.col("last_kind") == Kind.SERVER_STOPPED) | following.isNotNull()
-    return found.withColumns(
-        {
-            "ended_ms": fn.when(has_ended, fn.col("seen_ms")),
-            "end_known": ~has_ended | fn.col("stopped") | fn.col("was_alive"),
-        }
-    ).drop("last_kind", "seen_ms", "was_alive")
+    has_ended = fn.col("ends_stopped") | following.isNotNull()
+    seen_ms = fn.greatest("sign_ms", _stood_at(fn.col("last_sign")), "alive_ms")
+    return found.select(
+        "server",
+        "epoch",
+        "began_ms",
+        fn.when(has_ended, seen_ms).alias("ended_ms"),
+        (~has_ended | fn.col("stopped") | fn.col("alive_ms").isNotNull()).alias("end_known"),
+        "stopped",
+        "last_ms",
+        following.alias("next_epoch"),
+        "first_hole",
+        "steps",
+    )
 
 
-def closed_epochs(placed: DataFrame, until: datetime | None) -> DataFrame:
+def _numbered(events: DataFrame) -> DataFrame:
+    """Return what `epochs` needs of events, with `epoch`, `is_hole`, and `from_ms` if the clock stepped back.
+
+    A start is never a hole or a step: what was before it does not count.
+    """
+    in_order = Window.partitionBy("server").orderBy("seq")
+    so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    kind, before, before_ms = fn.col("kind"), fn.lag("seq").over(in_order), fn.lag("wall_ms").over(in_order)
+    is_start = kind == Kind.SERVER_STARTED
+    started = fn.last(fn.when(is_start, fn.col("seq")), ignorenulls=True).over(so_far)
+    is_after_missing = fn.coalesce(fn.coalesce("missing_from", "seq") > before + 1, fn.expr("false"))
+    return events.select(
+        "server",
+        "seq",
+        "kind",
+        "wall_ms",
+        "alive_ms",
+        fn.coalesce(started, fn.lit(BEFORE_ANY_START)).alias("epoch"),
+        (~is_start & ((kind == Kind.GAP) | is_after_missing)).alias("is_hole"),
+        fn.when(~is_start & (fn.col("wall_ms") < before_ms), before_ms).alias("from_ms"),
+    )
+
+
+def closed_epochs(events: DataFrame, until: datetime | None) -> DataFrame:
     """Return `epochs` with `closed_ms`: the end, or `until` for servers that still run.
 
     Without `until`, servers that still run end with the last record of all servers.
     """
-    found = epochs(placed)
+    found = epochs(events)
     if until is not None:
         last = fn.lit(int(until.timestamp() * 1000))
         return found.withColumn("closed_ms", fn.coalesce("ended_ms", fn.greatest(last, fn.col("began_ms"))))
-    last_of_all = placed.agg(fn.max("at_ms").alias("last_ms"))
-    return found.crossJoin(fn.broadcast(last_of_all)).withColumn("closed_ms", fn.coalesce("ended_ms", "last_ms"))
+    last_of_all = found.agg(fn.max("last_ms").alias("last_of_all_ms"))
+    return found.crossJoin(fn.broadcast(last_of_all)).withColumn("closed_ms", fn.coalesce("ended_ms", "last_of_all_ms"))

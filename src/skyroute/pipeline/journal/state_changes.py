@@ -33,7 +33,7 @@ def state_changes(events: DataFrame) -> DataFrame:
     return events.select(*kept, fn.explode(_changes()).alias("change")).select(*kept, "change.*")
 
 
-_KEPT: Final = ("server", "seq", "wall_ms", "kind", "cause", "broker", "epoch", "at_ms", "certain")
+_KEPT: Final = ("server", "seq", "wall_ms", "kind", "cause", "broker", "epoch", "at_ms", "certain", "ended_ms")
 
 
 def _changes() -> Column:

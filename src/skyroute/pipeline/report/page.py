@@ -14,7 +14,7 @@ from skyroute.pipeline.jobs.availability import availability, outages
 from skyroute.pipeline.jobs.churn import capacity, churn, permission_changes
 from skyroute.pipeline.jobs.divergence import by_group, divergence
 from skyroute.pipeline.jobs.incidents import incidents
-from skyroute.pipeline.journal.epochs import epochs, with_epochs
+from skyroute.pipeline.journal.epochs import epochs
 from skyroute.pipeline.journal.reading import JournalFrames
 from skyroute.pipeline.report.charts import BarPart, bars, lines, time_labels
 from skyroute.pipeline.report.html import LEGEND, ROWS_MAX, folded, page, section, table
@@ -151,7 +151,7 @@ def _runs(events: DataFrame, until: datetime, share: Callable[[datetime], float]
     """Return each name server's runs, and the time between them: away after a stop, down after a crash."""
     parts: dict[str, list[BarPart]] = defaultdict(list)
     ended: dict[str, tuple[datetime, bool]] = {}
-    for row in epochs(with_epochs(events)).orderBy("server", "began_ms").collect():
+    for row in epochs(events).orderBy("server", "began_ms").collect():
         began, end = _at(row.began_ms), until if row.ended_ms is None else _at(row.ended_ms)
         if row.server in ended:
             before, was_stopped = ended[row.server]
