@@ -69,6 +69,18 @@ def test_columns_equal_message_fields(sent: list[StoredMessage]) -> None:
     assert [dict(pairs) for pairs in found["properties"]] == [dict(message.properties) for message in expected]
 
 
+@pytest.mark.parametrize("last", [b"007", b"1000"])
+def test_values_of_one_length_and_of_several_are_found(last: bytes) -> None:
+    numbers = [b"%03d" % number for number in range(300)] + [last]
+    sent = [
+        plain(stored_body=b"b" + each, raw_properties=b"KEYS\x01k%b\x02TAGS\x01t%b" % (each, each)) for each in numbers
+    ]
+    found = columns(b"".join(map(encode_record, sent)))
+    assert found["body"] == [b"b" + each for each in numbers]
+    assert found["keys"] == [f"k{each.decode()}" for each in numbers]
+    assert found["tags"] == [f"t{each.decode()}" for each in numbers]
+
+
 def test_a_missing_separator_does_not_shift_properties_to_the_next_message() -> None:
     sent = [plain(raw_properties=raw) for raw in (b"a\x01b", b"\x02TAGS\x01red", b"", b"\x02")]
     found = columns(b"".join(map(encode_record, sent)))

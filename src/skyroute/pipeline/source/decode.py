@@ -38,7 +38,7 @@ _LAST_MS: Final = 253_402_300_799_999
 """The years 1 to 9999, which Python and Spark timestamps support."""
 _HEX: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), "V2")
 """The two hexadecimal digits of each byte."""
-_WIDTHS: Final = (8, 4, 2, 1)
+_WORD_BYTES: Final = 8
 _ITEM_FLAG, _ITEM_BODY_LENGTH, _ITEM_BODY = 12, 16, 20
 """Positions in an item of a batch."""
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -59,6 +59,15 @@ def _layouts() -> tuple[dict[str, str], dict[str, Numbers]]:
 
 _KINDS, _POSITIONS = _layouts()
 _HEAD_BYTES: Final = np.array([head.size for head in HEADS])
+_HEAD: Final = np.dtype(
+    {
+        "names": list(_KINDS),
+        "formats": list(_KINDS.values()),
+        "offsets": [int(positions[0]) for positions in _POSITIONS.values()],
+        "itemsize": int(_HEAD_BYTES[0]),
+    }
+)
+"""The header of a record with IPv4 addresses."""
 
 
 def find_records(wire: Buffer) -> tuple[Numbers, int]:
@@ -145,7 +154,7 @@ class Records:
             self._ipv6 = self._ipv6[which]
         self._body = self._body[0][which], self._body[1][which]
         self._properties = self._properties[0][which], self._properties[1][which]
-        for cached in ("_raw_properties", "_property_bytes", "_pairs"):
+        for cached in ("_heads", "_raw_properties", "_property_bytes", "_pairs"):
             self.__dict__.pop(cached, None)
 
     @property
@@ -175,9 +184,15 @@ class Records:
         size = np.dtype(kind).itemsize
         return np.ndarray((max(0, len(self.wire) - size + 1),), kind, self.wire, strides=(1,))[positions]
 
+    @cached_property
+    def _heads(self) -> Numbers:
+        """The headers, one after another: gathering all fields at once costs no more than gathering one."""
+        # As plain bytes first: numpy gathers structures field by field.
+        return self._gather(self.starts, f"V{_HEAD.itemsize}").view(_HEAD)
+
     def numbers(self, field: str) -> Numbers:
         """Return a header field."""
-        found = self._gather(self._positions(field), _KINDS[field])
+        found = self._heads[field] if self._ipv6 is None else self._gather(self._positions(field), _KINDS[field])
         return found.astype(found.dtype.newbyteorder("="))
 
     def times(self, field: str) -> pa.Array:
@@ -306,15 +321,11 @@ class Properties:
         self._offsets = np.frombuffer(offsets, np.int32, len(raw) + 1).astype(np.int64)
         self._data = data if data is not None else pa.py_buffer(b"")
         self._bytes = np.frombuffer(self._data, np.uint8, int(self._offsets[-1]))
-        ends, steps = self._find_ends()
-        begins = np.zeros_like(ends)
-        begins[1:] = ends[:-1] + steps[:-1]
-        name_ends = self._find_name_ends(begins, ends)
-        is_pair = (begins < name_ends) & (name_ends + 1 < ends)
-        if not is_pair.all():  # drop incomplete pairs, as other clients do
-            begins, name_ends, ends = begins[is_pair], name_ends[is_pair], ends[is_pair]
-        self._begins, self._name_ends, self._ends = begins, name_ends, ends
-        self._counts = np.diff(np.searchsorted(begins, self._offsets))
+        self._ends, steps = self._find_ends()
+        self._begins = np.zeros_like(self._ends)
+        """Of every pair, also of those that are incomplete: `find` and `maps` drop them, as other clients do."""
+        self._begins[1:] = self._ends[:-1] + steps[:-1]
+        self._counts = self._count_pairs()
         self._owners = np.repeat(np.arange(len(self._counts)), self._counts)
 
     def _find_ends(self) -> tuple[Numbers, Numbers]:
@@ -332,7 +343,16 @@ class Properties:
         order = np.argsort(everywhere, kind="stable")
         return everywhere[order], steps[order]
 
-    def _find_name_ends(self, begins: Numbers, ends: Numbers) -> Numbers:
+    def _count_pairs(self) -> Numbers:
+        """Return the number of pairs of each message."""
+        firsts = self._offsets[:-1]
+        count = len(self._begins) // max(1, len(firsts))
+        if count and len(self._begins) == count * len(firsts) and (self._begins[::count] == firsts).all():
+            return np.full(len(firsts), count)  # usually all have the same number, and searching takes longer
+        return np.diff(np.searchsorted(self._begins, self._offsets))
+
+    def _find_name_ends(self) -> Numbers:
+        begins, ends = self._begins, self._ends
         marks = np.flatnonzero(self._bytes == 1)
         if len(marks) == len(ends) and ((begins <= marks) & (marks < ends)).all():
             return marks
@@ -340,49 +360,74 @@ class Properties:
         marks = np.append(marks, len(self._bytes))
         return np.minimum(marks[np.searchsorted(marks, begins)], ends)
 
+    @cached_property
+    def _words(self) -> Numbers:
+        """The first bytes of each pair, as numbers: numpy compares texts slowly."""
+        return self._words_at(self._begins)
+
+    def _words_at(self, positions: Numbers) -> Numbers:
+        return np.asarray(np.ndarray((len(self._bytes) + 1,), "<u8", self._padded, strides=(1,))[positions])
+
+    @cached_property
+    def _padded(self) -> bytes:
+        return self._bytes.tobytes() + bytes(_WORD_BYTES)
+
     def find(self, name: str) -> pa.Array:
         """Return one property of each message; the last duplicate wins."""
-        wanted = name.encode()
-        begins, name_ends = self._begins, self._name_ends
-        found = np.flatnonzero(name_ends - begins == len(wanted))
-        at = 0
-        for width in _WIDTHS:  # compare as numbers: numpy compares texts slowly
-            while len(wanted) - at >= width and len(found):
-                values = np.ndarray((len(self._bytes) - width + 1,), f"<u{width}", self._data, strides=(1,))
-                found = found[values[begins[found] + at] == int.from_bytes(wanted[at : at + width], "little")]
-                at += width
-        if len(found) == len(self._counts) and (self._owners[found] == np.arange(len(found))).all():
-            return _as_text(_slices(self._data, name_ends[found] + 1, self._ends[found]))
+        wanted = f"{name}{NAME_END}".encode()
+        found = np.flatnonzero(_begin_with(wanted[:_WORD_BYTES], self._words))
+        for at in range(_WORD_BYTES, len(wanted), _WORD_BYTES):
+            words = self._words_at(self._begins[found] + at)
+            found = found[_begin_with(wanted[at : at + _WORD_BYTES], words)]
+        begins, ends = self._begins[found] + len(wanted), self._ends[found]
+        is_pair = begins < ends
         owners = self._owners[found]
+        if len(found) == len(self._counts) and is_pair.all() and (owners == np.arange(len(found))).all():
+            return _as_text(_slices(self._data, begins, ends))
         value_begins, value_ends = self._offsets[:-1].copy(), self._offsets[:-1].copy()
-        value_begins[owners], value_ends[owners] = name_ends[found] + 1, self._ends[found]
+        owners = owners[is_pair]
+        value_begins[owners], value_ends[owners] = begins[is_pair], ends[is_pair]
         is_null = np.ones(len(value_begins), bool)
         is_null[owners] = False
         return _as_text(_slices(self._data, value_begins, value_ends, is_null))
 
     def maps(self) -> pa.Array:
         """Return all properties of each message as a map."""
-        names = _as_text(_slices(self._data, self._begins, self._name_ends))
-        values = _as_text(_slices(self._data, self._name_ends + 1, self._ends))
-        counts = self._counts
+        begins, name_ends, ends, owners = self._begins, self._find_name_ends(), self._ends, self._owners
+        is_pair = (begins < name_ends) & (name_ends + 1 < ends)
+        if not is_pair.all():
+            begins, name_ends, ends, owners = begins[is_pair], name_ends[is_pair], ends[is_pair], owners[is_pair]
+        names = _as_text(_slices(self._data, begins, name_ends))
+        values = _as_text(_slices(self._data, name_ends + 1, ends))
         encoded = names.dictionary_encode()
-        marks = self._owners * max(1, len(encoded.dictionary)) + as_numbers(encoded.indices)
+        marks = owners * max(1, len(encoded.dictionary)) + as_numbers(encoded.indices)
         if len(np.unique(marks)) < len(marks):  # the last duplicate wins
             _, from_the_end = np.unique(marks[::-1], return_index=True)
             kept = np.sort(len(marks) - 1 - from_the_end)
             names, values = names.take(number_array(kept)), values.take(number_array(kept))
-            counts = np.bincount(self._owners[kept], minlength=len(counts))
-        offsets = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=offsets[1:])
+            owners = owners[kept]
+        offsets = np.zeros(len(self._counts) + 1, np.int32)
+        np.cumsum(np.bincount(owners, minlength=len(self._counts)), out=offsets[1:])
         return pa.MapArray.from_arrays(number_array(offsets), names, values)
+
+
+def _begin_with(text: bytes, words: Numbers) -> Numbers:
+    """Return which words begin with a text."""
+    return np.asarray(words & ((1 << 8 * len(text)) - 1) == int.from_bytes(text, "little"))
 
 
 def _slices(data: pa.Buffer, begins: Numbers, ends: Numbers, is_null: Numbers | None = None) -> pa.Array:
     """Return the slices of a buffer between these ascending positions.
 
-    Arrow sees slices and gaps in turn and takes every other one, so Arrow copies each slice once.
+    Slices of one length are gathered like numbers. For others, Arrow sees slices and gaps in turn and takes every other
+    one. Both copy each slice once.
     """
     count = len(begins)
+    size = int(ends[0] - begins[0]) if count and is_null is None else 0
+    if size and (ends - begins == size).all():
+        gathered = np.ndarray((data.size - size + 1,), f"V{size}", data, strides=(1,))[begins]
+        offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(gathered)])
     positions = np.empty(2 * count + 1, np.int32)
     positions[0:-1:2], positions[1::2] = begins, ends
     positions[-1] = positions[-2] if count else 0
