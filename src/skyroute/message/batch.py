@@ -72,7 +72,7 @@ def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], in
         BatchError: the body is not whole items up to there.
     """
     items: list[RawItem] = []
-    end = len(body)
+    end, head_bytes, read_head = len(body), _HEAD.size, _READ_HEAD.unpack_from
     size: int
     flag: int
     body_bytes: int
@@ -80,8 +80,8 @@ def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], in
         for _ in range(count_max):
             if at >= end:
                 break
-            size, flag, body_bytes = _READ_HEAD.unpack_from(body, at)
-            start = at + _HEAD.size
+            size, flag, body_bytes = read_head(body, at)
+            start = at + head_bytes
             stop = start + body_bytes
             if body_bytes < 0:
                 raise BatchError(f"the item at {at} has a body length of {body_bytes}")
@@ -103,14 +103,14 @@ def count_items(body: bytes, at: int, count_max: int) -> tuple[int, int]:
     Raises:
         BatchError: the body is not whole items up to there.
     """
-    end = len(body)
+    end, head_bytes, read_head = len(body), _HEAD.size, _READ_HEAD.unpack_from
     count = 0
     size: int
     body_bytes: int
     try:
         while count < count_max and at < end:
-            size, _flag, body_bytes = _READ_HEAD.unpack_from(body, at)
-            stop = at + _HEAD.size + body_bytes
+            size, _flag, body_bytes = read_head(body, at)
+            stop = at + head_bytes + body_bytes
             at_next = at + size
             if (
                 body_bytes < 0

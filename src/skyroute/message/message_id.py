@@ -7,14 +7,14 @@ tells which of the two it is.
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from struct import Struct
 from typing import Final, NamedTuple
 
+from skyroute.message.columns import put_column
 from skyroute.message.errors import MessageIdError
 from skyroute.message.host import Host, decode_host, encode_ip
 from skyroute.message.positions import LogPosition
 
-_POSITION: Final = Struct(">q")
+_POSITION_BYTES: Final = 8
 _IPV4_ID_CHARS: Final = 32
 _IPV6_ID_CHARS: Final = 56
 _CLOCK_STEP_BACK_MS_MAX: Final = 1_000_000
@@ -46,9 +46,11 @@ def encode_offset_id(raw_store_host: bytes, log_position: int) -> str:
 
 def encode_offset_ids(raw_store_host: bytes, log_positions: Sequence[int]) -> str:
     """Return the offset ids of many records, separated by commas."""
-    pieces = [raw_store_host] * (2 * len(log_positions))
-    pieces[1::2] = map(_POSITION.pack, log_positions)
-    return b"".join(pieces).hex(",", len(raw_store_host) + _POSITION.size).upper()
+    host_bytes = len(raw_store_host)
+    id_bytes = host_bytes + _POSITION_BYTES
+    ids = bytearray((raw_store_host + bytes(_POSITION_BYTES)) * len(log_positions))
+    put_column(ids, id_bytes, ("q", host_bytes), log_positions)
+    return ids.hex(",", id_bytes).upper()
 
 
 @lru_cache(maxsize=64)

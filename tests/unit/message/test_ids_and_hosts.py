@@ -17,12 +17,20 @@ from skyroute.message.message_id import (
     decode_offset_id,
     decode_unique_id,
     encode_offset_id,
+    encode_offset_ids,
     encode_unique_id,
     month_start,
     unique_id_prefix,
 )
 from skyroute.message.positions import LogPosition
 from tests.unit.message.samples import FACTS, HOSTS, INT64
+
+
+@pytest.mark.parametrize("ip", ["127.0.0.1", "2001:db8::1"])
+@pytest.mark.parametrize("positions", [[], [7], [0, 255, 1 << 40, (1 << 63) - 1]])
+def test_offset_ids_of_a_batch_are_those_of_its_messages(ip: str, positions: list[int]) -> None:
+    raw_host = encode_host(ip, 10911)
+    assert encode_offset_ids(raw_host, positions) == ",".join(encode_offset_id(raw_host, each) for each in positions)
 
 
 @pytest.mark.parametrize(("ip", "port", "position", "text"), FACTS["offset_ids"])

@@ -9,6 +9,7 @@ from skyroute.broker.config import BrokerConfig
 from skyroute.broker.handlers.send_responses import SendResponses
 from skyroute.broker.identity import Identity
 from skyroute.broker.store.draft import AppendedBatch, Draft
+from skyroute.broker.store.index.keys import may_have_keys
 from skyroute.broker.tables.topics import Topics
 from skyroute.files.errors import StorageError
 from skyroute.message.batch import RawItem, count_items, decode_some
@@ -200,7 +201,8 @@ def _count(body: bytes, start: int) -> tuple[int, int]:
 
 def _has_many_keys(items: list[RawItem]) -> bool:
     """Return whether messages may have more than `BATCH_KEYS_A_STEP` keys, which are words in their properties."""
-    return b"".join([raw for _, raw, _ in items]).count(b" ") > BATCH_KEYS_A_STEP
+    together = b"".join([raw for _, raw, _ in items])
+    return may_have_keys(together) and together.count(b" ") > BATCH_KEYS_A_STEP
 
 
 def _divide(items: list[RawItem]) -> Iterator[list[RawItem]]:

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Sequence
 from itertools import count, repeat
-from operator import sub
 from struct import Struct
 from typing import Final
 
@@ -12,8 +11,9 @@ from skyroute.broker.store.dispatch import TAGS_START, tag_code_in
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.index.keys import Key, collect_keys, may_have_keys
 from skyroute.broker.store.queues.topic_queue import TopicQueue
-from skyroute.broker.store.queues.unit_rows import SIZE, TAG_CODE, UNIT, put_column
+from skyroute.broker.store.queues.unit_rows import SIZE, TAG_CODE, UNIT
 from skyroute.message.batch import RawItem
+from skyroute.message.columns import put_column
 from skyroute.message.errors import RecordError
 
 BATCH_KEYS_MAX: Final = 500_000
@@ -54,11 +54,11 @@ class PreparedBatch:
         if b"\0" in together and any_ends_with_zero(properties):
             properties = [raw + b"\x02" for raw in properties]
             items = [(body, raw, flag) for (body, _, flag), raw in zip(items, properties, strict=True)]
-        pieces, positions = self._queue.encode_all(draft, items, 0, len(self.records), 0)
+        pieces, positions, sizes = self._queue.encode_all(draft, items, 0, len(self.records), 0)
         records = b"".join(pieces)
         self._log.touch_ahead(len(self.records), len(records))
         self.records += records
-        self.units += encode_units(positions, len(self.records), properties, together)
+        self.units += encode_units(sizes, properties, together)
         self._placed_at += [position + _QUEUE_OFFSET_AT for position in positions]
         if may_have_keys(together):
             for position, raw_properties in zip(positions, properties, strict=True):
@@ -79,15 +79,15 @@ class PreparedBatch:
         return positions
 
 
-def encode_units(positions: list[int], end: int, properties: Sequence[bytes], together: bytes) -> bytearray:
-    """Return the units of adjacent records without their positions, which `TopicQueue.add_all` adds.
+def encode_units(sizes: list[int], properties: Sequence[bytes], together: bytes) -> bytearray:
+    """Return the units of records without their positions, which `TopicQueue.add_all` adds.
 
-    `end` is that of the last record, and `together` are the joined properties.
+    `together` are the joined properties.
     """
-    units = bytearray(len(positions) * UNIT.size)
-    put_column(units, SIZE, map(sub, [*positions[1:], end], positions))
+    units = bytearray(len(sizes) * UNIT.size)
+    put_column(units, UNIT.size, SIZE, sizes)
     if TAGS_START in together:
-        put_column(units, TAG_CODE, map(tag_code_in, properties))
+        put_column(units, UNIT.size, TAG_CODE, map(tag_code_in, properties))
     return units
 
 

@@ -122,15 +122,15 @@ class StoreWriter(StoreReader):
             properties = [raw + b"\x02" for raw in properties]
             items = [(body, raw, flag) for (body, _, flag), raw in zip(items, properties, strict=True)]
         log, offset = self._log, queue.next_offset
-        pieces, positions = queue.encode_all(draft, items, offset, log.end, now_ms)
+        pieces, positions, sizes = queue.encode_all(draft, items, offset, log.end, now_ms)
         records = b"".join(pieces)
         if log.end + len(records) > log.limit:
-            pieces, positions = queue.encode_all(draft, items, offset, log.place(len(records)), now_ms)
+            pieces, positions, sizes = queue.encode_all(draft, items, offset, log.place(len(records)), now_ms)
             records = b"".join(pieces)
         self._append_whole(positions[0], records)
         queue.advance(offset + len(items))
         self._last_stored_ms = now_ms
-        units = encode_units(positions, log.end, properties, together)
+        units = encode_units(sizes, properties, together)
         has_keys = may_have_keys(together)
         self._dispatcher.add_batch(
             PlacedBatch(queue, offset, positions, units, log.end, now_ms, (), properties, has_keys)

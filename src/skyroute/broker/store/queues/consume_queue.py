@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from itertools import count
 
 from skyroute.broker.store.queues.topic_queue import GAP_MAX, TopicQueue
-from skyroute.broker.store.queues.unit_rows import NO_MESSAGE_BYTES, POSITION, UNIT, Unit, put_column
+from skyroute.broker.store.queues.unit_rows import NO_MESSAGE_BYTES, POSITION, UNIT, Unit
+from skyroute.message.columns import put_column
 from skyroute.message.layout import RECORD_BYTES_MIN
 
 
@@ -27,7 +28,7 @@ class ConsumeQueue(TopicQueue):
     def add_all(self, offset: int, positions: list[int], units: bytearray, stored_at_ms: int) -> None:
         if offset != self._count:
             self._fill(offset, positions[0])
-        put_column(units, POSITION, positions)
+        put_column(units, UNIT.size, POSITION, positions)
         self._tail += units
         self.end = self._count = offset + len(positions)
 

@@ -102,8 +102,8 @@ class TopicQueue(UnitRows):
 
     def encode_all(
         self, draft: Draft, items: Sequence[RawItem], queue_offset: int, position: int, stored_at_ms: int
-    ) -> tuple[list[bytes], list[int]]:
-        """Return adjacent records of several messages, in pieces, and their positions.
+    ) -> tuple[list[bytes], list[int], list[int]]:
+        """Return adjacent records of several messages, in pieces, with their positions and their sizes.
 
         The fields of the draft are the same in all of them and are encoded once.
 
@@ -118,6 +118,7 @@ class TopicQueue(UnitRows):
         between_bytes, between = 0, self.topic_field + bytes(2)
         pieces: list[bytes] = []
         positions: list[int] = []
+        sizes: list[int] = []
         for body, raw_properties, flag in items:
             body_bytes, properties_bytes = len(body), len(raw_properties)
             if properties_bytes > PROPERTIES_BYTES_MAX:
@@ -133,9 +134,10 @@ class TopicQueue(UnitRows):
             pieces.append(between)
             pieces.append(raw_properties)
             positions.append(position)
+            sizes.append(size)
             position += size
             queue_offset += 1
-        return pieces, positions
+        return pieces, positions, sizes
 
     @abstractmethod
     def messages_in(self, raw_properties: bytes) -> int:

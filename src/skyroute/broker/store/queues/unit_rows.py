@@ -1,12 +1,10 @@
 """The units of a queue by row: most in files, the newest in memory."""
 
 from abc import ABC, abstractmethod
-from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from struct import Struct
-from sys import byteorder
 from typing import ClassVar, Final
 
 from skyroute.broker.store.files.segment import OpenSegments, Segment
@@ -25,20 +23,6 @@ Unit = tuple[int, int, int]
 
 POSITION, SIZE, TAG_CODE = ("q", 0), ("i", 8), ("q", 12)
 """Type and place of each field of a unit, for `put_column`."""
-
-
-def put_column(units: bytearray, field: tuple[str, int], values: Iterable[int]) -> None:
-    """Write a field of consecutive units of `UNIT.size` bytes.
-
-    It writes one byte of all values after the other, which is six times as fast as unit by unit.
-    """
-    code, start = field
-    column = array(code, values)
-    if byteorder == "little":
-        column.byteswap()
-    raw, width = column.tobytes(), column.itemsize
-    for place in range(width):
-        units[start + place :: UNIT.size] = raw[place::width]
 
 
 class UnitRows(ABC):
