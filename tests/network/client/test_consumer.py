@@ -451,6 +451,32 @@ async def test_entering_a_loop_anew_has_the_message_delivered_again(cluster: Fak
             break
 
 
+async def test_a_loop_that_is_cancelled_while_it_retries_a_message_loses_none(cluster: FakeCluster) -> None:
+    for body in (b"one", b"two"):
+        cluster.put(cluster.queue("T"), body)
+    consumer = consumer_of(cluster)
+    consumer.subscribe("T")
+    may_answer = asyncio.Event()
+    async with consumer:
+        async for message in consumer:
+            assert message.body == b"one"
+            break
+        cluster.delay(RequestCode.CONSUMER_SEND_MSG_BACK, may_answer)
+        entered = asyncio.ensure_future(anext(aiter(consumer)))
+        await cluster.until_seen(RequestCode.CONSUMER_SEND_MSG_BACK)
+        entered.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entered
+        may_answer.set()
+        found = {}
+        async for message in consumer:
+            found[message.body] = message.reconsume_times
+            if len(found) == 2:
+                break
+    assert found == {b"one": 1, b"two": 0}
+    assert committed(cluster) == 2
+
+
 async def test_a_loop_ends_when_the_consumer_is_stopped(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     consumer = consumer_of(cluster)

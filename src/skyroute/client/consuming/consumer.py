@@ -457,6 +457,14 @@ class Consumer:
         in_hand, self._in_hand = self._in_hand, None
         if in_hand is None or in_hand.run.ended.is_set():
             return
+        completion = self._complete(in_hand, retry)
+        if retry is None:
+            await completion
+        else:
+            # If the loop is cancelled meanwhile, its message is still retried, and does not hold up the commits.
+            await asyncio.wait({self.session.spawn(completion, name="retry of a message")})
+
+    async def _complete(self, in_hand: "_InHand", retry: RetryLater | None) -> None:
         try:
             await in_hand.run.dispatcher.complete(self._loop_worker, in_hand.messages, retry)
         finally:
