@@ -186,6 +186,26 @@ async def test_a_queue_that_was_locked_and_never_taken_is_unlocked(cluster: Fake
     assert cluster.locks == {}
 
 
+async def test_failed_lock_requests_are_logged_at_once_and_then_seldom(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    consumer = consumer_of(cluster, ordered=True, clock=clock, intervals=replace(HURRIED, lock_renewal_s=0.01))
+    consumer.subscribe("T", handler=Inbox())
+
+    def lines() -> list[str]:
+        return [line for line in caplog.messages if line.startswith("queues not locked")]
+
+    async with consumer:
+        cluster.refuse(RequestCode.LOCK_BATCH_MQ, ResponseCode.SYSTEM_BUSY, "busy")
+        await cluster.until_seen(RequestCode.LOCK_BATCH_MQ, len(cluster.seen(RequestCode.LOCK_BATCH_MQ)) + 6)
+        assert len(lines()) == 1
+        clock.advance(11)
+        await cluster.until_seen(RequestCode.LOCK_BATCH_MQ, len(cluster.seen(RequestCode.LOCK_BATCH_MQ)) + 3)
+        assert len(lines()) == 2
+        assert int(lines()[1].rpartition("suppressed=")[2]) >= 4
+
+
 async def test_a_lock_that_is_lost_costs_the_queue_and_commits_nothing(cluster: FakeCluster) -> None:
     queue = cluster.queue("T", 0)
     cluster.put(queue, b"one")

@@ -68,6 +68,7 @@ class PushAssignment:
         """Queues that brokers have locked for this member, including locked queues that were never taken."""
         self._statistics: dict[str, ConsumeStatistics] = {}
         self._unknown_starts = LogBackoff()
+        self._failed_locks = LogBackoff()
 
     def statistics(self, topic: str) -> ConsumeStatistics:
         """Return the counters of a topic."""
@@ -106,7 +107,7 @@ class PushAssignment:
         locked_at: float | None = None
         if self._settings.locks and refs:
             locked_at = self._monotonic()  # before the request, so that our lock expires before the broker's
-            outcome = await queue_locks.lock(self._session, self._settings.group, refs)
+            outcome = await queue_locks.lock(self._session, self._settings.group, refs, self._failed_locks)
             for ref in refs:
                 if not outcome.get(ref):
                     log.info("queue not locked yet group=%s queue=%s", self._settings.group, ref)
@@ -236,7 +237,8 @@ class PushAssignment:
         """Renew the locks of all queues, and release queues whose lock another member has."""
         queues = list(self.queues.values())
         now = self._monotonic()
-        outcome = await queue_locks.lock(self._session, self._settings.group, [queue.ref for queue in queues])
+        refs = [queue.ref for queue in queues]
+        outcome = await queue_locks.lock(self._session, self._settings.group, refs, self._failed_locks)
         for queue in queues:
             is_ours = outcome.get(queue.ref)
             if is_ours is None or queue.is_released:
