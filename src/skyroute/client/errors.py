@@ -22,6 +22,10 @@ class NotRunningError(ClientError):
     """A client was used before `start` or after `stop`: use `async with`, or call `start` first."""
 
 
+class WrongLoopError(ClientError):
+    """A client was used on another event loop than the one on which it was started."""
+
+
 class NoNameServerError(ClientError):
     """No name server responds."""
 

@@ -7,14 +7,19 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 
+from skyroute.client.admin import Admin
+from skyroute.client.consuming.consumer import Consumer
+from skyroute.client.consuming.pull_consumer import PullConsumer
 from skyroute.client.consuming.queue_calls import max_offset
+from skyroute.client.consuming.simple_consumer import SimpleConsumer
 from skyroute.client.errors import (
     ClientError,
     GoAwayError,
@@ -22,6 +27,7 @@ from skyroute.client.errors import (
     NoPermissionError,
     NotRunningError,
     SystemBusyError,
+    WrongLoopError,
 )
 from skyroute.client.producing.producer import Producer
 from skyroute.client.session import connections
@@ -749,3 +755,51 @@ async def test_a_broker_that_stays_silent_is_not_written_about_each_time(
         again = [line for line in caplog.messages if line.startswith("heartbeat failed") and silent in line]
         assert re.search(r"suppressed=[4-9]$", again[-1])  # some lines bring a heartbeat of their own
         assert len(again) == 2
+
+
+async def loop_over(consumer: Consumer) -> None:
+    async for _ in consumer:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [
+        (Producer, lambda producer: producer.send(Message("T", b"one"))),
+        (Producer, lambda producer: producer.send_oneway(Message("T", b"one"))),
+        (Producer, Producer.stop),
+        (Consumer, loop_over),
+        (Consumer, Consumer.run),
+        (Consumer, Consumer.stop),
+        (PullConsumer, PullConsumer.poll),
+        (PullConsumer, anext),
+        (PullConsumer, PullConsumer.stop),
+        (SimpleConsumer, SimpleConsumer.receive),
+        (SimpleConsumer, SimpleConsumer.stop),
+        (lambda _, address: Admin(address), Admin.cluster),
+        (lambda _, address: Admin(address), Admin.stop),
+    ],
+)
+async def test_a_client_on_another_event_loop_is_refused(
+    cluster: FakeCluster, make: Callable[[str, str], Any], use: Callable[[Any], Awaitable[Any]]
+) -> None:
+    client = make("g", cluster.address)
+    if isinstance(client, Consumer | PullConsumer):
+        client.subscribe("T")
+    await client.start()
+
+    async def use_it() -> None:
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(WrongLoopError, match="another event loop: "):
+                await use(client)
+
+    await asyncio.to_thread(asyncio.run, use_it())
+    assert client.session.is_running
+    await client.stop()
+
+
+async def test_a_client_whose_event_loop_is_closed_says_so(cluster: FakeCluster) -> None:
+    admin = Admin(cluster.address)
+    await asyncio.to_thread(asyncio.run, admin.start())
+    with pytest.raises(WrongLoopError, match="another event loop, which is closed: "):
+        await admin.cluster()

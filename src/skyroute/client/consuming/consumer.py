@@ -338,6 +338,7 @@ class Consumer:
             ArgumentError: the time is invalid.
         """
         check_times_or_zero(timeout_s=timeout_s)
+        self.session.check_loop()
         run = self._run or self._stopping
         if run is None or not run.dispatcher.is_calling:
             await self._stop(timeout_s)
@@ -375,6 +376,7 @@ class Consumer:
             NoNameServerError, BrokerRefusedError: see `start`.
             SystemExit, KeyboardInterrupt, GeneratorExit: a handler raised it.
         """
+        self.session.check_loop()
         self._run_calls += 1
         try:
             if self._run is None:
@@ -441,6 +443,7 @@ class Consumer:
 
     async def _next(self, retry: RetryLater | None) -> StoredMessage | None:
         """Complete the message in hand, and return the next one; None after `stop`."""
+        self.session.check_loop()
         await self._complete_in_hand(retry)
         run = self._run
         if run is None:

@@ -228,6 +228,7 @@ class PullConsumer:
         """
         if not self._running:
             return
+        self.session.check_loop()
         self._running = False
         self._filter_checks.clear()
         self._membership.stop()
@@ -384,6 +385,7 @@ class PullConsumer:
         if messages_max is not None:
             check_counts(messages_max=messages_max)
         self._check_running()
+        self.session.check_loop()
         self._prefetch.mark_processed()
         # A loop that polls without a pause must not starve the readers and the heartbeats.
         await asyncio.sleep(0)

@@ -144,6 +144,7 @@ class SimpleConsumer:
             ArgumentError: `timeout_s` is not a number of seconds.
         """
         check_times_or_zero(timeout_s=timeout_s)
+        self.session.check_loop()
         if any(running.is_calling for running in self._runs):
             self.session.spawn(self._stop(timeout_s), name="stop of a consumer by its handler")
         else:
@@ -235,6 +236,7 @@ class SimpleConsumer:
     def _check_running(self) -> None:
         if not self._running:
             raise NotRunningError(f"the consumer of {self.group} is not running: use `async with`, or call `start`")
+        self.session.check_loop()
 
     async def _pop_any(
         self, targets: Sequence[QueueRef], count_max: int, invisible_s: float, poll_s: float

@@ -215,6 +215,7 @@ class Producer:
         """Unregister at the brokers. Sends in flight fail, unless the session is shared."""
         if not self._running:
             return
+        self.session.check_loop()
         self._running = False
         try:
             if self._trace is not None:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final, Self, TypedDict
 
 from skyroute.client.arguments import check_flags, check_kind, check_methods, check_texts, check_times
-from skyroute.client.errors import ArgumentError, ClientError, NoNameServerError, refusal
+from skyroute.client.errors import ArgumentError, ClientError, NoNameServerError, WrongLoopError, refusal
 from skyroute.client.session.connections import Connections
 from skyroute.client.session.heartbeats import AT_ONCE_MAX, Heartbeats
 from skyroute.client.session.incoming_requests import IncomingRequests
@@ -166,6 +166,8 @@ class Session:
         self.connections = Connections(
             _tls_context(tls), connect_timeout_s, on_request=self.requests.receive, on_open=self._announce_to
         )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop on which it was started; None unless it is running."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self.watch: RouteWatch | None = None
         """Receives route changes from the name server; None with `watch_routes=False`."""
@@ -206,6 +208,7 @@ class Session:
         if self.is_running:
             return
         self.connections.is_running = True
+        self._loop = asyncio.get_running_loop()
         self.spawn(self._poll_routes(), name="routes")
         if self.name_servers.source is not None:
             self.spawn(self._refresh_name_servers(), name="name server addresses")
@@ -214,19 +217,38 @@ class Session:
         self.spawn(self.heartbeats.run(), name="heartbeats")
 
     async def stop(self) -> None:
-        """Unregister at the brokers, end all background tasks, and close the connections."""
+        """Unregister at the brokers, end all background tasks, and close the connections.
+
+        Raises:
+            WrongLoopError: see `check_loop`.
+        """
         if not self.is_running:
             return
+        self.check_loop()
         try:
             for source in list(self.heartbeats.sources):
                 await self.heartbeats.remove(source)
         finally:
             self.connections.is_running = False
+            self._loop = None
             self.routes.stop()
             try:
                 await self._end_tasks()
             finally:
                 await self.connections.close()
+
+    def check_loop(self) -> None:
+        """Check that a running session is used on its event loop: on another one, its calls would never return.
+
+        Raises:
+            WrongLoopError: it was started on another event loop.
+        """
+        if self._loop is not asyncio.get_running_loop() and self._loop is not None:
+            closed = ", which is closed" if self._loop.is_closed() else ""
+            raise WrongLoopError(
+                f"the client was started on another event loop{closed}: start, use and stop it on the same loop, or use"
+                " `skyroute.blocking`, which works from any thread"
+            )
 
     async def _end_tasks(self) -> None:
         opening = self.connections.opening.values()
@@ -282,7 +304,9 @@ class Session:
         Raises:
             RemotingError: the connection failed, or no response arrived in time.
             NotRunningError: the session is not started, or stopped.
+            WrongLoopError: see `check_loop`.
         """
+        self.check_loop()
         timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
         now = self.clock.monotonic
         deadline = now() + timeout_s
@@ -323,7 +347,9 @@ class Session:
 
         Raises:
             RemotingError: the address cannot be connected.
+            WrongLoopError: see `check_loop`.
         """
+        self.check_loop()
         address = self._port_of(address, request)
         channel = self.connections.by_address.get(address) or await self.connections.get(address)
         if self.credentials is not None:
