@@ -390,6 +390,18 @@ async def test_stop_does_not_undo_a_commit_of_the_application(cluster: FakeClust
         assert cluster.offsets["g", QUEUE] == expected
 
 
+async def test_a_commit_of_a_consumer_that_does_not_run_is_refused(cluster: FakeCluster) -> None:
+    cluster.put(QUEUE, b"one")
+    consumer = consumer_of(cluster, auto_commit=False)
+    with pytest.raises(NotRunningError):
+        await consumer.commit()
+    async with consumer:
+        consumer.subscribe("T")
+        await consumer.poll()
+    with pytest.raises(NotRunningError):
+        await consumer.commit()
+
+
 async def test_a_commit_that_is_refused_raises(cluster: FakeCluster) -> None:
     async with consumer_of(cluster, auto_commit=False) as consumer:
         cluster.refuse(COMMIT, ResponseCode.NO_PERMISSION, "not you")

@@ -497,8 +497,10 @@ class PullConsumer:
         """Commit offsets, each the offset of the next message to read; by default those of all returned messages.
 
         Raises:
+            NotRunningError: the consumer is not running. Nothing was committed.
             ClientError, RemotingError: a broker did not store its offsets; other brokers may have.
         """
+        self._check_running()
         if offsets is None:
             wanted = {queue: reader.position for queue, reader in self._prefetch.readers.items()}
         else:
