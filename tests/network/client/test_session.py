@@ -5,6 +5,7 @@ import base64
 import hmac
 import logging
 import os
+import pickle
 import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import trustme
 
+from skyroute import blocking
 from skyroute.client.admin import Admin
 from skyroute.client.consuming.consumer import Consumer
 from skyroute.client.consuming.pull_consumer import PullConsumer
@@ -803,3 +805,9 @@ async def test_a_client_whose_event_loop_is_closed_says_so(cluster: FakeCluster)
     await asyncio.to_thread(asyncio.run, admin.start())
     with pytest.raises(WrongLoopError, match="another event loop, which is closed: "):
         await admin.cluster()
+
+
+@pytest.mark.parametrize("make", [Producer, Consumer, PullConsumer, SimpleConsumer, blocking.Producer])
+def test_a_client_that_is_pickled_says_where_to_create_it(make: Callable[[str, str], object]) -> None:
+    with pytest.raises(TypeError, match="create it in the process that uses it"):
+        pickle.dumps(make("g", "127.0.0.1:1"))

@@ -184,6 +184,9 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session {self.client_id} {'running' if self.is_running else 'stopped'}>"
 
+    def __reduce__(self) -> str:
+        raise TypeError("a client has connections and cannot be pickled: create it in the process that uses it")
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
