@@ -256,7 +256,12 @@ class SimpleConsumer(_Blocking[AsyncSimpleConsumer]):
     receive = _blocking(AsyncSimpleConsumer.receive)
     ack = _blocking(AsyncSimpleConsumer.ack)
     change_invisible_time = _blocking(AsyncSimpleConsumer.change_invisible_time)
+    make_dead_letter = _blocking(AsyncSimpleConsumer.make_dead_letter)
     run = _blocking(AsyncSimpleConsumer.run)
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop; see the asynchronous class."""
+        _run(self._inner.stop(timeout_s))
 
 
 class Admin(_Blocking[AsyncAdmin]):

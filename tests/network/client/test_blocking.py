@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 import sys
@@ -20,13 +21,18 @@ from tests.support.fake_broker import FakeCluster, fake_cluster
 SEND = RequestCode.SEND_MESSAGE_V2
 
 
-@pytest.mark.parametrize("name", ["Producer", "Consumer", "PullConsumer", "Admin"])
-def test_every_public_name_of_the_asynchronous_class_is_there(name: str) -> None:
+@pytest.mark.parametrize("name", ["Producer", "Consumer", "PullConsumer", "SimpleConsumer", "Admin"])
+def test_every_public_name_of_the_asynchronous_class_is_there_with_its_arguments(name: str) -> None:
     ours, theirs = getattr(blocking, name), getattr(skyroute, name)
     of_the_session = {"session", "producer_groups", "consumer_data", "topics"} - (
         {"topics"} if name == "Admin" else set()
     )
-    assert {word for word in dir(theirs) if not word.startswith("_")} - of_the_session <= set(dir(ours))
+    words = {word for word in dir(theirs) if not word.startswith("_")} - of_the_session
+    assert words <= set(dir(ours))
+    for word in words:
+        if callable(method := getattr(theirs, word)):
+            arguments = inspect.signature(method).parameters
+            assert list(inspect.signature(getattr(ours, word)).parameters) == list(arguments), word
 
 
 @pytest.fixture
