@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from skyroute.client.consuming.offset_store import FileOffsets
+from skyroute.client.consuming.push import queue_locks
 from skyroute.client.consuming.push.handlers import ConsumeResult, RetryLater
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
@@ -33,6 +34,13 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 def committed(cluster: FakeCluster, queue_id: int = 0) -> int | None:
     return cluster.offsets.get(("g", cluster.queue("T", queue_id)))
+
+
+def lock_without_a_response(cluster: FakeCluster) -> Callable[[Command, Peer], Awaitable[None]]:
+    async def lock(command: Command, peer: Peer) -> None:
+        await cluster.answer(command, peer)
+
+    return lock
 
 
 async def test_each_queue_is_handled_in_order_and_queues_concurrently(cluster: FakeCluster) -> None:
@@ -184,6 +192,34 @@ async def test_a_queue_that_was_locked_and_never_taken_is_unlocked(cluster: Fake
         assert consumer.assignment == frozenset()
         assert len(cluster.locks) == 4
     assert cluster.locks == {}
+
+
+async def test_a_lock_whose_response_is_lost_is_released_by_stop(cluster: FakeCluster) -> None:
+    queue = cluster.queue("T", 0)
+    cluster.locks["g", queue] = "somebody else"
+    consumer = consumer_of(cluster, ordered=True)
+    consumer.subscribe("T", handler=Inbox())
+    async with consumer:
+        cluster.on(RequestCode.LOCK_BATCH_MQ, lock_without_a_response(cluster))
+        del cluster.locks["g", queue]
+        await cluster.until(lambda: ("g", queue) in cluster.locks)
+    assert cluster.locks == {}
+
+
+async def test_a_lock_whose_response_is_lost_is_released_when_the_queue_is_not_wanted_any_more(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_locks, "LOCK_TIMEOUT_S", 0.05)
+    queue = cluster.queue("T", 0)
+    cluster.locks["g", queue] = "somebody else"
+    consumer = consumer_of(cluster, ordered=True)
+    consumer.subscribe("T", handler=Inbox())
+    async with consumer:
+        cluster.on(RequestCode.LOCK_BATCH_MQ, lock_without_a_response(cluster))
+        del cluster.locks["g", queue]
+        await cluster.until(lambda: ("g", queue) in cluster.locks)
+        consumer.unsubscribe("T")
+        await cluster.until(lambda: ("g", queue) not in cluster.locks)
 
 
 async def test_failed_lock_requests_are_logged_at_once_and_then_seldom(

@@ -65,7 +65,7 @@ class PushAssignment:
         self.queues: dict[QueueRef, ProcessQueue] = {}
         self._handovers: dict[QueueRef, asyncio.Task[None]] = {}
         self._locked: set[QueueRef] = set()
-        """Queues that brokers have locked for this member, including locked queues that were never taken."""
+        """Queues that brokers may have locked for this member, including queues that were never taken."""
         self._statistics: dict[str, ConsumeStatistics] = {}
         self._unknown_starts = LogBackoff()
         self._failed_locks = LogBackoff()
@@ -90,6 +90,9 @@ class PushAssignment:
                 self.release(queue)
                 changed.add(queue.ref.topic)
         missing = [ref for share in shares.values() for ref in sorted(share or ()) if ref not in self.queues]
+        if unused := self._locked.difference(self.queues, self._handovers, missing):
+            await queue_locks.unlock(self._session, self._settings.group, unused)
+            self._locked -= unused
         taken = await self._take([ref for ref in missing if ref not in self._handovers])
         changed.update(queue.ref.topic for queue in taken)
         is_known = all(share is not None for share in shares.values())
@@ -107,12 +110,13 @@ class PushAssignment:
         locked_at: float | None = None
         if self._settings.locks and refs:
             locked_at = self._monotonic()  # before the request, so that our lock expires before the broker's
+            self._locked.update(refs)  # before the request: the broker may lock them, and its response get lost
             outcome = await queue_locks.lock(self._session, self._settings.group, refs, self._failed_locks)
             for ref in refs:
                 if not outcome.get(ref):
                     log.info("queue not locked yet group=%s queue=%s", self._settings.group, ref)
+            self._locked.difference_update(ref for ref, is_ours in outcome.items() if not is_ours)
             refs = [ref for ref in refs if outcome.get(ref)]
-            self._locked.update(refs)
         elif self._membership.has_other_members and refs:
             # The former owner learns of the change when we do, and commits. A locked queue is committed already.
             await asyncio.sleep(self._settings.intervals.takeover_delay_s)
