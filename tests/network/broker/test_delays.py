@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from skyroute.broker.broker import Broker
-from skyroute.client.errors import BrokerRefusedError
+from skyroute.client.errors import BrokerRefusedError, NoPermissionError
 from skyroute.clock import Clock, SystemClock
 from skyroute.message.message import Message, StoredMessage
 from skyroute.message.reserved_topics import TIMER_TOPIC
@@ -85,6 +85,15 @@ async def test_a_recalled_message_is_never_delivered(cluster: Cluster) -> None:
         with pytest.raises(BrokerRefusedError, match="timestamp invalid"):
             await producer.recall("T", recalled.recall_handle)
     assert b"recalled" not in inbox.bodies
+
+
+async def test_a_recall_that_is_off_names_the_setting(cluster: Cluster) -> None:
+    await start(cluster)
+    async with cluster.producer() as producer:
+        sent = await producer.send(Message("T", b"x", deliver_after_s=60))
+        assert sent.recall_handle is not None
+        with pytest.raises(NoPermissionError, match="recallMessageEnable is false"):
+            await producer.recall("T", sent.recall_handle)
 
 
 async def test_delayed_messages_survive_a_broker_restart(cluster: Cluster) -> None:

@@ -58,7 +58,9 @@ class RecallHandlers:
 
     def _checked(self, recall: Recall, now_ms: int) -> RecallHandle:
         if not self.config.recall_enabled:
-            raise RefusedError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
+            raise RefusedError(
+                ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden: recallMessageEnable is false"
+            )
         is_writable = self.config.broker_permission & Permission.WRITE
         if not is_writable and not self.config.recall_when_read_only:
             raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "recall failed, broker service not available")

@@ -414,10 +414,12 @@ class Producer:
         return await self._send(outbound, message, None, timeout_s)
 
     async def recall(self, topic: str, recall_handle: str, *, broker_name: str | None = None) -> None:
-        """Cancel the delivery of a delayed message. The broker must support it (5.x).
+        """Cancel the delivery of a message with `deliver_after_s` or `deliver_at`, by the handle in its `SendResult`.
+
+        The broker must support it (5.x), and have `recallMessageEnable=true`.
 
         Raises:
-            BrokerRefusedError: the broker does not support it, or has delivered the message already.
+            BrokerRefusedError: the broker does not support or allow it, or has delivered the message already.
         """
         self._check_running()
         check_topic(topic)
