@@ -62,7 +62,7 @@ def _read(text: str, path: str, key: str) -> dict[str, str] | None:
         text = _content(Path(path), key)
     if not text.strip() or text.strip() == "{}":
         if path:
-            raise ConfigError(f"{path}, which {key}File names, is empty")
+            raise ConfigError(f"{key}: file {path} is empty")
         return None
     return _parse(text, f"{path or key}")
 
@@ -71,13 +71,13 @@ def _content(path: Path, key: str) -> str:
     try:
         status = path.stat()
         if status.st_size > FILE_BYTES_MAX:
-            raise ConfigError(f"{path} of {key} has {status.st_size} bytes (expected at most {FILE_BYTES_MAX})")
+            raise ConfigError(f"{key}: file {path} has {status.st_size} bytes (expected at most {FILE_BYTES_MAX})")
         if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):  # a warning: secrets in containers are often like this
             log.warning("file with credentials can be read by others file=%s advice=chmod 600", path)
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise ConfigError(f"{path} of {key} cannot be read: {reason}") from None
+        raise ConfigError(f"{key}: file {path} cannot be read: {reason}") from None
 
 
 def _parse(text: str, where: str) -> dict[str, str]:

@@ -40,8 +40,18 @@ def test_a_wrong_file_is_an_error_that_does_not_show_it(tmp_path: Path, text: st
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_credentials_file(str(tmp_path / "none"))
+    path = tmp_path / "none"
+    with pytest.raises(ConfigError) as caught:
+        read_credentials_file(str(path))
+    assert str(caught.value) == f"credentials: file {path} cannot be read: No such file or directory"
+
+
+def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "tools.yml"
+    path.write_text("")
+    with pytest.raises(ConfigError) as caught:
+        read_credentials_file(str(path))
+    assert str(caught.value) == f"credentials: file {path} is empty"
 
 
 def test_a_file_that_others_can_read_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
