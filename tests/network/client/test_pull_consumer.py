@@ -353,6 +353,22 @@ async def test_stop_commits_only_messages_before_the_last_poll(cluster: FakeClus
     assert cluster.offsets["g", QUEUE] == 2
 
 
+async def test_a_cancelled_stop_leaves_the_group_and_closes_the_connections(cluster: FakeCluster) -> None:
+    cluster.put(QUEUE, b"one")
+    consumer = consumer_of(cluster)
+    consumer.subscribe("T")
+    await consumer.start()
+    await consumer.poll()
+    cluster.hang(COMMIT)
+    stopping = asyncio.create_task(consumer.stop())
+    await cluster.until_seen(COMMIT)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert len(cluster.seen(RequestCode.UNREGISTER_CLIENT)) == 1
+    assert not consumer.session.is_running
+
+
 async def test_offsets_are_committed_every_few_seconds(cluster: FakeCluster) -> None:
     cluster.put(QUEUE, b"one")
     async with consumer_of(cluster, intervals=replace(HURRIED, commit_s=0.001)) as consumer:

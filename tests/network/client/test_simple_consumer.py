@@ -300,3 +300,17 @@ async def test_run_goes_on_after_any_failure(cluster: FakeCluster, monkeypatch: 
         await cluster.until_seen(ACK)
         await consumer.stop()
         await running
+
+
+async def test_a_cancelled_stop_closes_the_connections(cluster: FakeCluster) -> None:
+    answer(cluster, popped(0))
+    consumer = consumer_of(cluster)
+    await consumer.start()
+    await consumer.receive()
+    cluster.hang(RequestCode.UNREGISTER_CLIENT)
+    stopping = asyncio.create_task(consumer.stop())
+    await cluster.until_seen(RequestCode.UNREGISTER_CLIENT)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert not consumer.session.is_running

@@ -238,14 +238,18 @@ class PullConsumer:
         self._tasks.clear()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._assignment.auto_commit:
-            await self._assignment.commit_processed(self._prefetch.readers.values(), wait=True)
-        self._requests.stop()
-        await self._membership.leave()
-        self._prefetch.clear()
-        if self._owns_session:
-            await self.session.stop()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._assignment.auto_commit:
+                await self._assignment.commit_processed(self._prefetch.readers.values(), wait=True)
+        finally:
+            self._requests.stop()
+            self._prefetch.clear()
+            try:
+                await self._membership.leave()
+            finally:
+                if self._owns_session:
+                    await self.session.stop()
 
     async def _check_filters(self) -> None:
         for subscription in filter(is_sql, list(self._subscriptions.values())):

@@ -155,9 +155,11 @@ class SimpleConsumer:
         if not self._running:
             return
         self._running = False
-        await self.session.heartbeats.remove(self)
-        if self._owns_session:
-            await self.session.stop()
+        try:
+            await self.session.heartbeats.remove(self)
+        finally:
+            if self._owns_session:
+                await self.session.stop()
 
     def producer_groups(self) -> Iterable[str]:
         """Return nothing: heartbeats announce no producer."""
