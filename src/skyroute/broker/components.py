@@ -100,7 +100,7 @@ class Components:
         self.step_runner = StepRunner(polling, clock)
         """For responses that may take seconds."""
         self.prompt_runner = StepRunner(polling, clock)
-        """For requests with short client timeouts: long batches, heartbeats and locks."""
+        """For requests with short client timeouts: long batches, heartbeats, locks and acknowledgements."""
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = ConsumerOffsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)

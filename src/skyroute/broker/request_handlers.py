@@ -206,10 +206,13 @@ def _for_consumers(components: Components) -> dict[int, Handler]:
         *(components.popping, components.acknowledgements, components.pop_polling, components.pop_subscriptions),
         *(components.store, components.topics, components.groups),
         *(components.config, components.identity, components.clock),
+        step_runner=components.prompt_runner,
         make_recheck=None if components.enforcer is None else components.enforcer.recheck,
         shared_retries=components.shared_retries,
     )
-    assignment = AssignmentHandlers(components.topic_routes, components.clients, components.request_modes)
+    assignment = AssignmentHandlers(
+        components.topic_routes, components.clients, components.request_modes, components.step_runner
+    )
     return {
         RequestCode.QUERY_ASSIGNMENT: assignment.query,
         RequestCode.POP_MESSAGE: pop.pop,

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from skyroute.clock import Clock
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import Answer, OrderedResponse
+from skyroute.remoting.dispatch import OrderedResponse
 from skyroute.wire.command import Response
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class StepRunner:
         self._clock = clock
         self._lane = asyncio.Lock()
 
-    def answer(self, steps: Steps) -> Answer:
+    def answer(self, steps: Steps) -> Response | OrderedResponse:
         """Return the response if one step is enough for it; else one that is given after the last step."""
         try:
             next(steps)

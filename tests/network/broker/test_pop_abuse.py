@@ -198,24 +198,30 @@ def batch_of(*messages: Got, **more: object) -> bytes:
     return json.dumps({"acks": entries}).encode()
 
 
-async def test_many_acks_of_one_request_take_several_turns(
+async def test_many_acks_of_one_request_take_several_steps(
     cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyroute.broker.handlers.pop.TURN_COST", 4)
+    monkeypatch.setattr("skyroute.broker.handlers.pop.STEP_COST", 4)
     await fill(line, 30)
-    messages = await popped(line)
-    long = await line.send(RequestCode.BATCH_ACK_MESSAGE, body=batch_of(*messages))
-    polls = await line.send(RequestCode.POLLING_INFO, {"consumerGroup": "g", "topic": "T", "queueId": "-1"})
-    assert (await line.answer(polls)).code == 0
-    assert (await line.answer(long)).code == 0
-    assert cluster.broker.components.in_flight.message_count == 0
+    messages, components, other = await popped(line), cluster.broker.components, await cluster.line()
+    async with components.prompt_runner._lane:  # blocks all but the first step of each request
+        long = [await line.send(RequestCode.BATCH_ACK_MESSAGE, body=batch_of(*messages)) for _ in range(3)]
+        asked = {"consumerGroup": "g", "topic": "T", "queueId": "-1"}
+        assert (await other.call(RequestCode.POLLING_INFO, asked)).code == 0
+        assert components.in_flight.message_count == 30
+        (server, *_) = cluster.broker._servers
+        assert (
+            sum(each._processor.pending.tasks for each in server._connections.values()) == 1
+        )  # not one for each request
+    assert [(await line.answer(each)).code for each in long] == [0, 0, 0]
+    assert components.in_flight.message_count == 0
 
 
 @pytest.mark.parametrize("change", [{"r": "7"}, {"pt": -1}, {"b": "no"}, {"c": ""}, {"b": "/" * 65_536}])
 async def test_a_batch_with_a_bad_entry_acknowledges_nothing(
     cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch, change: dict[str, object]
 ) -> None:
-    monkeypatch.setattr("skyroute.broker.handlers.pop.TURN_COST", 4)
+    monkeypatch.setattr("skyroute.broker.handlers.pop.STEP_COST", 4)
     await fill(line, 9)
     messages = await popped(line)
     good, bad = json.loads(batch_of(*messages)), json.loads(batch_of(messages[0], **change))

@@ -1,9 +1,11 @@
 """Long responses over the network: complete, and other requests run while they are written."""
 
 import asyncio
+import json
 
 import pytest
 
+from skyroute.broker.handlers.assignment import LOOKUPS_MAX
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.groups import GroupConfig, decode_consume_stats
 from skyroute.wire.calls.topics import decode_topic_stats
@@ -16,6 +18,13 @@ from tests.support.waiting import eventually
 
 STATUS = Request(202, {"topic": "Wide"})
 PROGRESS = Request(208, {"consumerGroup": "g"})
+
+
+def assignment(topic: str) -> Request:
+    asked = {"clientId": "c", "consumerGroup": "g", "topic": topic, "messageModel": "BROADCASTING"}
+    return Request(400, body=json.dumps(asked).encode())
+
+
 OTHER = Request(30, {"topic": "T", "queueId": "0"})
 
 
@@ -71,3 +80,37 @@ async def test_a_closed_connection_ends_all_its_queued_requests(cluster: Cluster
         await line.close()
         await eventually(lambda: server.connection_count <= connections)
     assert components.store.max_offset("Wide", 0) == 1
+
+
+async def test_assignments_of_very_many_queues_are_written_one_by_one(cluster: Cluster, line: AsyncConnection) -> None:
+    """All at the same time, each would make every other client wait for one more step."""
+    whole = await line.call(assignment("Wide"))  # the broker reads the route
+    assert len(json.loads(whole.body)["messageQueueAssignments"]) == QUEUES_MAX
+    components, (server, *_) = cluster.broker.components, cluster.broker._servers
+    async with components.step_runner._lane:  # blocks all but the first step of each request
+        asked = [await line.send(assignment("Wide")) for _ in range(20)]
+        assert (await (await cluster.line()).call(OTHER)).code == ResponseCode.SUCCESS
+        assert sum(each._processor.pending.tasks for each in server._connections.values()) == 1
+    assert {(await line.answer(each)).body for each in asked} == {whole.body}
+
+
+async def test_few_of_the_requests_that_need_a_route_look_it_up_at_the_same_time(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes, waiting, under_way, most = cluster.broker.components.topic_routes, asyncio.Event(), 0, 0
+    find = routes.find
+
+    async def find_later(topic: str) -> object:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await waiting.wait()
+        under_way -= 1
+        return await find(topic)
+
+    monkeypatch.setattr(routes, "find", find_later)
+    asked = [await line.send(assignment("Unknown")) for _ in range(3 * LOOKUPS_MAX)]
+    await eventually(lambda: under_way == LOOKUPS_MAX)
+    waiting.set()
+    assert {(await line.answer(each)).body for each in asked} == {b"{}"}
+    assert most == LOOKUPS_MAX

@@ -23,17 +23,22 @@ class TopicRoutes:
         self._monotonic = monotonic
         self._routes: dict[str, tuple[float, TopicRoute | None]] = {}
 
+    def fresh(self, topic: str, fresh_s: float = FRESH_S) -> tuple[TopicRoute | None] | None:
+        """Return the route of a topic in a tuple if it was read less than `fresh_s` ago; else None."""
+        known = self._routes.get(topic)
+        return (known[1],) if known is not None and 0 <= self._monotonic() - known[0] < fresh_s else None
+
     async def find(self, topic: str, fresh_s: float = FRESH_S) -> TopicRoute | None:
         """Return the route of a topic; None if no name server has one. If none answers, the last known route.
 
         A route that was read less than `fresh_s` ago is used without asking again.
         """
+        if (fresh := self.fresh(topic, fresh_s)) is not None:
+            return fresh[0]
         now = self._monotonic()
-        known = self._routes.get(topic)
-        if known is not None and 0 <= now - known[0] < fresh_s:
-            return known[1]
         found = await self._peers.call_name_server(encode_route_query(topic), _decode)
         if found is None:
+            known = self._routes.get(topic)
             return None if known is None else known[1]
         self._routes.pop(topic, None)
         self._routes[topic] = (now, found[0])

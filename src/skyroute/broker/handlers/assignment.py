@@ -3,19 +3,22 @@
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.cluster.topic_routes import TopicRoutes
+from skyroute.broker.handlers.stepwise_responses import write_response
 from skyroute.broker.tables.request_modes import RequestModes
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.queue_shares import average_positions, circle_positions, ranked
-from skyroute.remoting.dispatch import Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import Permission, TopicRoute
 from skyroute.wire.calls.assignment import (
     POP_MODE,
+    AssignmentQuestion,
     QueueAssignment,
     assignment_pieces,
     decode_assignment_query,
@@ -30,6 +33,9 @@ Share = Callable[[int, int, int], range]
 
 _STRATEGIES: Final[dict[str, Share]] = {"AVG": average_positions, "AVG_BY_CIRCLE": circle_positions}
 _ALL_QUEUES: Final = -1
+
+LOOKUPS_MAX: Final = 16
+"""Requests that look up a route at the same time: all may get it in one turn of the loop, and are answered then."""
 
 
 class TopicQueues:
@@ -68,13 +74,26 @@ class AssignmentHandlers:
     routes: TopicRoutes
     clients: ConnectedClients
     request_modes: RequestModes
+    step_runner: StepRunner
+    lookups: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LOOKUPS_MAX))
 
-    async def query(self, request: Request, _peer: Peer) -> Response:
+    def query(self, request: Request, _peer: Peer) -> Answer:
         """Return the queues of a consumer. Without a route, members or a known strategy it keeps those it has."""
         question = decode_assignment_query(request)
+        fresh = self.routes.fresh(question.topic)
+        return self._find_and_answer(question) if fresh is None else self._answer(question, fresh[0])
+
+    async def _find_and_answer(self, question: AssignmentQuestion) -> Response:
+        async with self.lookups:
+            answer = self._answer(question, await self.routes.find(question.topic))
+        return answer if isinstance(answer, Response) else await answer.work
+
+    def _answer(self, question: AssignmentQuestion, route: TopicRoute | None) -> Response | OrderedResponse:
+        return self.step_runner.answer(self._assign(question, route))
+
+    def _assign(self, question: AssignmentQuestion, route: TopicRoute | None) -> Steps:
         topic, group = question.topic, question.group
         mode = self.request_modes.all().get((topic, group), RequestMode(topic, group))
-        route = await self.routes.find(topic)
         if route is None:
             return encode_assignments(None)
         queues = TopicQueues(topic, route)
@@ -87,11 +106,8 @@ class AssignmentHandlers:
             members = ranked(member.client_id for member in consumers.members)
             shared = mode.shared_queues if mode.mode == POP_MODE else None
             assigned = assigned_queues(share, question.client_id, queues, members, shared)
-        pieces = []
-        for piece in assignment_pieces(QueueAssignment(queue, mode.mode) for queue in assigned):
-            pieces.append(piece)
-            await asyncio.sleep(0)  # others are served meanwhile
-        return Response(body=b"".join(pieces))
+        pieces = assignment_pieces(QueueAssignment(queue, mode.mode) for queue in assigned)
+        return (yield from write_response(pieces))
 
 
 def assigned_queues(

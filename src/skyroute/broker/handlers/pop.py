@@ -1,7 +1,6 @@
 """POP requests: pop, acknowledge, change of the invisible time, notification, peek."""
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +20,7 @@ from skyroute.clock import Clock
 from skyroute.files.errors import StorageError
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import Permission
 from skyroute.wire.calls.pop import (
     POP_COUNT_MAX,
@@ -50,8 +50,8 @@ POLL_MS_MAX: Final = 60_000
 SEARCH_S: Final = 0.005
 """Time limit of a search with a filter."""
 
-TURN_COST: Final = 256
-"""Acknowledged messages, and entries of a request, in one turn of the loop."""
+STEP_COST: Final = 256
+"""Acknowledged messages, and entries of a request, in one step."""
 
 _READ: Final = int(Permission.READ)
 
@@ -92,12 +92,6 @@ class _WaitingNotification(_WaitingPop):
         return encode_notified(has_message=False)
 
 
-async def _completed(work: Iterator[int]) -> Response:
-    for _ in work:
-        await asyncio.sleep(0)
-    return Response()
-
-
 @dataclass(frozen=True, slots=True)
 class PopHandlers:
     """Handles POP requests."""
@@ -112,6 +106,7 @@ class PopHandlers:
     config: BrokerConfig
     identity: Identity
     clock: Clock
+    step_runner: StepRunner
     make_recheck: MakeRecheck | None = None
     shared_retries: SharedRetryTopics | None = None
 
@@ -278,31 +273,31 @@ class PopHandlers:
             )
 
     def batch_ack(self, request: Request, _peer: Peer) -> Answer:
-        """Acknowledge many messages: very many in several turns of the loop."""
+        """Acknowledge many messages: very many in several steps."""
         self._check_master()
-        work = self._acknowledge(request)
-        return Response() if next(work, None) is None else _completed(work)
+        return self.step_runner.answer(self._acknowledge(request))
 
-    def _acknowledge(self, request: Request) -> Iterator[int]:
-        """Acknowledge messages, in steps of about `TURN_COST` messages and entries."""
+    def _acknowledge(self, request: Request) -> Steps:
+        """Acknowledge messages, in steps of about `STEP_COST` messages and entries."""
         acks, count, cost = [], 0, 0
         for ack in decode_batch_ack(request):
             acks.append(ack)
             count += len(ack.offsets)
             cost += 1 + len(ack.offsets)
-            if cost >= TURN_COST:
+            if cost >= STEP_COST:
                 cost = 0
-                yield count
+                yield
         if not count:
             raise RefusedError(ResponseCode.NO_MESSAGE, "the request acknowledges no message")
         for ack in acks:
-            for at in range(0, len(ack.offsets), TURN_COST):
-                offsets = ack.offsets[at : at + TURN_COST]
+            for at in range(0, len(ack.offsets), STEP_COST):
+                offsets = ack.offsets[at : at + STEP_COST]
                 self._acknowledge_offsets(ack, offsets)
                 cost += 1 + len(offsets)
-                if cost >= TURN_COST:
+                if cost >= STEP_COST:
                     cost = 0
-                    yield count
+                    yield
+        return Response()
 
     def _acknowledge_offsets(self, ack: BatchAck, offsets: tuple[int, ...]) -> None:
         topic, queue_id = ack.stored_topic, ack.queue_id
