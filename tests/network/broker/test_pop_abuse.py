@@ -314,3 +314,39 @@ async def test_an_error_with_one_queue_keeps_what_was_popped_of_others(
     await fill(line, 1)
     assert (await line.call(send("T", b"0", queue_id=1))).code == 0
     assert [message.body for message in await popped(line, order="true")] == [b"0"]
+
+
+async def test_a_pop_whose_search_takes_long_leaves_the_other_queues_to_the_next_one(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyroute.broker.handlers.pop.SEARCH_S", 0.0)
+    await cluster.add_topic("Wide", 8)
+    for queue_id in range(8):
+        assert (await line.call(send("Wide", b"x", queue_id=queue_id, properties={"TAGS": "other"}))).code == 0
+    offsets = cluster.broker.components.offsets
+    for kind, expression in (("TAG", "wanted"), ("SQL92", "TAGS = 'wanted'")):
+        group = {"consumerGroup": kind, "exp": expression, "expType": kind}
+        for searched in range(1, 4):
+            answer = await line.call(pop("Wide", pollTime=15_000, **group))  # responds at once
+            assert answer.code == ResponseCode.POLLING_TIMEOUT
+            assert len(offsets.of(kind, "Wide")) <= searched
+        assert set(offsets.of(kind, "Wide").values()) == {1}
+
+
+async def test_a_pop_after_a_reset_writes_some_check_points_only(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyroute.broker.pop.popping.CHECK_POINTS_A_POP", 2)
+    await fill(line, 6)
+    for _ in range(5):
+        assert len(await popped(line, queueId=0, maxMsgNums=1)) == 1
+    revive_log = cluster.broker.components.revive_log
+    reset = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "1"}
+    assert (await line.call(RequestCode.UPDATE_CONSUMER_OFFSET, reset)).code == 0
+    cluster.clock.advance(1)
+    for written in (2, 4):
+        assert (await line.call(pop(queueId=0, pollTime=15_000))).code == ResponseCode.POLLING_TIMEOUT
+        assert revive_log.check_points_written == written
+    assert [message.body for message in await popped(line, queueId=0)] == [b"1", b"2", b"3", b"4", b"5"]
+    assert revive_log.check_points_written == 5
+    assert cluster.broker.components.in_flight.message_count == 10

@@ -123,12 +123,12 @@ class PopHandlers:
         hide = self._hider(question.topic, peer)
         popped = self._pop(question, hide)
         self.subscriptions.note(question, self._now_ms())
-        if popped.count or left_ms <= 0 or (popped.rest and not question.ordered):
+        if popped.count or popped.is_cut or left_ms <= 0 or (popped.rest and not question.ordered):
             return self._respond(popped)
 
         def attempt() -> Response | None:
             found = self._pop(question, hide)
-            return self._respond(found) if found.count else None
+            return self._respond(found) if found.count or found.is_cut else None
 
         key = (question.topic, question.group, question.queue_id)
         recheck = self._recheck(request, peer)

@@ -289,12 +289,11 @@ class InFlight:
         """Forget a queue whose offset was reset. Its batches must be written."""
         self._queues.pop((group, topic, queue_id), None)
 
-    def held_batches(self, group: str, topic: str, queue_id: int) -> list[Batch]:
+    def held_batches(self, group: str, topic: str, queue_id: int) -> Iterator[Batch]:
         """Return the batches of a queue that are only in memory."""
         queue = self._queues.get((group, topic, queue_id))
-        if queue is None:
-            return []
-        return [batch for _, _, batch in queue.held if not batch.is_done and not batch.is_written]
+        held = () if queue is None else queue.held
+        return (batch for _, _, batch in held if not batch.is_done and not batch.is_written)
 
     def held_keys(self) -> list[tuple[str, str, int]]:
         """Return the queues with batches that are only in memory."""

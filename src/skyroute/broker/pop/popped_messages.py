@@ -33,6 +33,8 @@ class Popped:
         self.count = 0
         self.record_bytes = 0
         self.rest = 0
+        self.is_cut = False
+        """Whether the pop ended before it had looked into all queues: the next one goes on."""
         self.order_counts: dict[tuple[RetryFlag, int, int | None], int] = {}
 
     @property

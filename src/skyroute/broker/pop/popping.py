@@ -38,6 +38,10 @@ QUEUES_A_POP_MAX: Final = 512
 QUEUES_SEEN_MAX: Final = 4_096
 """Queues in which one pop looks for a message; the next one starts at another queue."""
 
+CHECK_POINTS_A_POP: Final = 100
+"""Check points that one pop writes after an offset reset; until all are written, pops get no message of the queue."""
+
+_NEVER_COMMITTED: Final = -1
 _CORRECTED: Final = frozenset({ReadStatus.TOO_SMALL, ReadStatus.BEYOND_END, ReadStatus.SEGMENT_MISSING})
 
 
@@ -157,6 +161,7 @@ class Popping:
     ) -> None:
         pop_queue = self._pop_ordered if popped.question.ordered else self._pop_queue
         group, name, max_offset = popped.question.group, topic.name, self._store.max_offset
+        has_filter = accepted.accept_code is not None or accepted.accept_record is not None
         count, record_bytes = popped.count, popped.record_bytes
         left = iter(queue_ids)
         while popped.room > 0 and (queue_id := next(left, None)) is not None:
@@ -167,6 +172,9 @@ class Popping:
                     raise
                 # The messages of other queues are in flight, and must be delivered.
                 log.warning("queue not popped group=%s topic=%s queue=%d reason=%s", group, name, queue_id, error)
+            if has_filter and not may_go_on():
+                popped.is_cut = True
+                break
         if popped.count > count:  # Apache counts redelivered messages as those of the retry topic
             self._stats.fetched(group, name, popped.count - count, popped.record_bytes - record_bytes)
         for queue_id in left:
@@ -178,16 +186,23 @@ class Popping:
         held = self._in_flight.held_queue(group, topic, queue_id)
         return self._offsets.get(group, topic, queue_id) if held is None else held.next_offset
 
-    def _start(self, question: PopQuestion, topic: str, queue_id: int) -> int:
-        """Return the offset of the next message to pop, after an offset reset that one."""
+    def _start(self, question: PopQuestion, topic: str, queue_id: int) -> int | None:
+        """Return the offset of the next message to pop, after an offset reset that one.
+
+        None if more than `CHECK_POINTS_A_POP` check points are to be written before.
+        """
         group = question.group
         reset = self._offsets.take_reset(group, topic, queue_id)
         held = self._in_flight.held_queue(group, topic, queue_id)
         committed = self._offsets.get(group, topic, queue_id)
         if reset is not None or (held is not None and committed != held.committed):
             # Popped messages stay in flight; without their check points they would hold the offset.
-            for batch in self._in_flight.held_batches(group, topic, queue_id):
+            batches = self._in_flight.held_batches(group, topic, queue_id)
+            for batch in islice(batches, CHECK_POINTS_A_POP):
                 self._revive_log.write_check_point(batch)
+            if held is not None and next(batches, None) is not None:
+                held.committed = _NEVER_COMMITTED  # so that the next pop goes on
+                return None
             self._in_flight.forget_queue(group, topic, queue_id)
             self._taken.forget(group, topic, queue_id)
             self._ordered.clear(topic, group, queue_id)
@@ -269,6 +284,9 @@ class Popping:
         question = popped.question
         group = question.group
         start = self._start(question, topic, queue_id)
+        if start is None:
+            popped.is_cut = True
+            return
         taken = self._taken.find(group, topic, queue_id)
         if taken is None:
             start, read = self._read(popped, topic, queue_id, start, accepted, may_go_on)
@@ -298,6 +316,9 @@ class Popping:
         question = popped.question
         group, attempt = question.group, question.attempt_id
         start = self._start(question, topic, queue_id)
+        if start is None:
+            popped.is_cut = True
+            return
         if self._ordered.is_blocked(topic, group, queue_id, attempt, popped.popped_at_ms):
             popped.rest += max(0, self._store.max_offset(topic, queue_id) - start)
             return
