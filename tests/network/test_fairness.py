@@ -6,8 +6,10 @@ What a request costs is told by the clock, which only the handlers move: so turn
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import AsyncIterator, Generator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import Final
 
 import pytest
@@ -239,6 +241,43 @@ async def test_requests_over_tls_get_responses_in_order(asked: Asked) -> None:
     async with connection_to(asked.address, tls=client_that_trusts_anyone()) as line:
         await line.write(many(DEAR, 300))
         assert [(await line.receive()).opaque for _ in range(300)] == list(range(1, 301))
+
+
+def client_hello() -> bytes:
+    """The first bytes of a TLS connection."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with suppress(ssl.SSLWantReadError):
+        client_that_trusts_anyone().wrap_bio(incoming, outgoing).do_handshake()
+    return outgoing.read()
+
+
+async def test_tls_handshakes_of_many_connections_take_turns(asked: Asked) -> None:
+    async with connection_to(asked.address, tls=client_that_trusts_anyone()) as line:
+        await line.call(CHEAP)  # now there is a certificate
+    await eventually(lambda: asked.server.connection_count == 0)
+
+    def handshakes() -> int:
+        openings = [connection._opening for connection in asked.server._connections.values()]
+        return sum(opening is not None and opening.tls is not None for opening in openings)
+
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", asked.server.port))) for _ in range(60)]
+        await eventually(lambda: asked.server.connection_count == len(sockets))
+        asked.clock.tick_s = DEAR_S  # at least one for each handshake
+        for each in sockets:
+            each.sendall(client_hello())
+        begun = most = 0
+        while begun < len(sockets):
+            before = begun
+            await asyncio.sleep(0)
+            begun = handshakes()
+            most = max(most, begun - before)
+        assert most <= A_TURN
+        asked.clock.tick_s = 0.0
+        for each in sockets:
+            assert await asyncio.to_thread(each.recv, 1) == b"\x16"
+    async with connection_to(asked.address, tls=client_that_trusts_anyone()) as line:
+        assert (await line.call(CHEAP)).code == ResponseCode.SUCCESS
 
 
 async def test_waiting_requests_before_a_malformed_frame_get_responses(asked: Asked) -> None:

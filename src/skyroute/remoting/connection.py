@@ -107,6 +107,10 @@ class Connection(asyncio.Protocol):
         opening, context, share = self._opening, self.context, self.share
         try:
             if opening is not None:
+                may_wait = not (opening.is_open or opening.has_turn)
+                if may_wait and (share.is_queued or context.queue.must_wait(share)):
+                    self._wait_to_open(opening, data)
+                    return
                 data = self._open(opening, data)
             if data:
                 now, meter = context.clock.monotonic(), self._meter
@@ -114,7 +118,11 @@ class Connection(asyncio.Protocol):
                     self._throttle(wait_s)
                 if (
                     share.is_queued
-                    or (share.cost_s > LIGHT_S and context.queue.must_wait(share))
+                    or (
+                        share.cost_s > LIGHT_S
+                        and context.queue.must_wait(share)
+                        and not (opening is not None and opening.has_turn)
+                    )
                     or self.writer.is_blocked
                     or self._processor.pending.is_full
                     or (meter is not None and meter.is_throttled)
@@ -188,13 +196,25 @@ class Connection(asyncio.Protocol):
 
     # Input
 
+    def _wait_to_open(self, opening: OpeningStream, data: bytes) -> None:
+        """Keep the first bytes for the connection's turn: a TLS handshake takes as long as many requests."""
+        opening.waiting = (opening.waiting or b"") + data
+        self._input.pause(self._transport)
+        self.count_bytes()
+        if not (self.share.is_queued or self._transport.is_closing()):
+            self.context.queue.add(self)
+
     def _open(self, opening: OpeningStream, data: bytes) -> bytes:
         """Return the plain bytes, without a PROXY header."""
+        was_open, clock = opening.is_open, self.context.clock
+        now = clock.monotonic()
         try:
-            data = opening.feed(data, self.context.clock.monotonic())
+            data = opening.feed(data, now)
         finally:
             if pending := opening.pending():
                 self._transport.write(pending)
+            if opening.tls is not None and not was_open:
+                self.context.queue.charge(self.share, clock.monotonic() - now)
         if opening.proxied_address is not None:
             self._set_address(opening.proxied_address)
             if self.context.meters is not None and self._meter is None:
@@ -280,9 +300,13 @@ class Connection(asyncio.Protocol):
         """Process waiting requests for one share of time; resume reading once all are done."""
         if self._transport.is_closing() or self._is_stalled():
             return
-        waiting = self._input
+        waiting, opening = self._input, self._opening
         try:
-            if waiting.has_frames:
+            if opening is not None and opening.waiting is not None:
+                data, opening.waiting, opening.has_turn = opening.waiting, None, True
+                self.data_received(data)
+                opening.has_turn = False
+            elif waiting.has_frames:
                 self.active_at = self.context.clock.monotonic()
                 self._answer(waiting.take_frames())
             elif waiting.unread:
@@ -291,6 +315,8 @@ class Connection(asyncio.Protocol):
             self.close(str(error))
         if self._transport.is_closing() or self._is_stalled() or self.share.is_queued:
             return
+        if self._opening is not None and self._opening.needs_context:
+            return  # reading goes on once there is a certificate
         if not waiting.is_empty:
             self._queue_up()
             return

@@ -31,10 +31,12 @@ class OpeningStream:
         "_is_trusted_proxy",
         "_server_tls",
         "first_byte_at",
+        "has_turn",
         "is_open",
         "needs_context",
         "proxied_address",
         "tls",
+        "waiting",
     )
 
     def __init__(self, server_tls: ServerTls, *, is_trusted_proxy: bool) -> None:
@@ -49,12 +51,17 @@ class OpeningStream:
         self.tls: TlsStream | None = None
         self.is_open = False
         """Whether frames may follow: the start is plain, or the TLS handshake is complete."""
+        self.waiting: bytes | None = None
+        """Bytes received while other connections are served first; None if it need not wait."""
+        self.has_turn = False
+        """Whether the connection takes its turn."""
 
     @property
     def held_bytes(self) -> int:
+        waiting_bytes = len(self.waiting or b"")
         if self.tls is None:
-            return len(self._first_bytes)
-        return self.tls.buffered if self.tls.established else TLS_HANDSHAKE_BYTES
+            return len(self._first_bytes) + waiting_bytes
+        return self.tls.buffered if self.tls.established else TLS_HANDSHAKE_BYTES + waiting_bytes
 
     def feed(self, data: bytes, now: float) -> bytes:
         """Take received bytes and return the plain ones. Send what `pending` returns afterwards, even after an error.
@@ -105,7 +112,7 @@ class OpeningStream:
 
     def clear(self) -> None:
         """Drop the bytes received so far."""
-        self._first_bytes = b""
+        self._first_bytes, self.waiting = b"", None
 
 
 def _is_undecided(data: bytes) -> bool:
