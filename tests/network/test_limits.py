@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from contextlib import AbstractAsyncContextManager
-from functools import cache
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -198,6 +198,26 @@ async def test_incomplete_frames_of_all_connections_have_a_limit(
     assert "too many incomplete frames in all" in caplog.text
 
 
+def holds(here: Running, *, buffered: int = 0, unsent: int = 0) -> bool:
+    """Whether a server holds at least this many bytes."""
+    return here.buffered_bytes >= buffered and here.unsent_bytes >= unsent
+
+
+async def test_a_client_that_fills_the_buffers_has_its_own_connections_closed(tmp_path: Path) -> None:
+    half = encode(Request(9999, body=bytes(80_000)), 1)[:60_000]
+    async with running(tmp_path, buffered_bytes_max=200_000) as here, AsyncExitStack() as stack:
+        greedy = [await stack.enter_async_context(connection_to(here.address, source="127.0.0.2")) for _ in range(3)]
+        for count, line in enumerate(greedy, 1):
+            await line.write(half)
+            await eventually(partial(holds, here, buffered=count * len(half)))
+        good = await stack.enter_async_context(connection_to(here.address))
+        await good.write(half)
+        await eventually(lambda: here.connections == 3)
+        await good.write(encode(Request(9999, body=bytes(80_000)), 1)[60_000:])
+        assert (await good.receive()).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        assert 2 * len(half) <= here.buffered_bytes <= 200_000
+
+
 # Responses that the peer does not read
 
 LONG_LIST = MASTER.but(topics=[Topic(f"topic-with-a-long-name-{number:06}") for number in range(4_000)])
@@ -259,6 +279,28 @@ async def test_a_peer_that_does_not_read_is_closed(tmp_path: Path) -> None:
         await eventually(lambda: here.connections == 0)
         assert here.unsent_bytes == here.buffered_bytes == 0
         assert await is_forgotten(here)
+
+
+async def test_a_client_that_reads_nothing_does_not_have_others_closed(tmp_path: Path) -> None:
+    async with slow_to_send(tmp_path) as here, AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(connection_to(here.address))
+        await register(broker, LONG_LIST)
+        size = len((await broker.call(206)).body)
+        for count in range(1, 4):
+            greedy = connection_to(here.address, receive_buffer_bytes=16_384, source="127.0.0.2")
+            line = await stack.enter_async_context(greedy)
+            line.pause_reading()
+            unsent = here.unsent_bytes
+            await line.send(206)
+            await eventually(partial(holds, here, unsent=unsent + 1))
+            assert here.connections == count + 1
+        here.remoting._context.unsent.limit = here.unsent_bytes + 40_000
+        good = await stack.enter_async_context(slow_to_read(here))
+        good.pause_reading()
+        opaque = await good.send(206)
+        await eventually(lambda: here.connections == 4)  # one of the greedy client's is closed
+        good.resume_reading()
+        assert len((await good.answer(opaque)).body) == size
 
 
 async def is_forgotten(here: Running) -> bool:

@@ -152,6 +152,11 @@ class Connection(asyncio.Protocol):
         """When the first byte came, while the first request or the TLS handshake is incomplete."""
         return None if self._opening is None or self._opening.is_open else self._opening.first_byte_at
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that were received and are not processed yet, as counted last."""
+        return self._input.count.size
+
     def check(self, now: float) -> None:
         """Look for signs of life, and for a peer that has hung up. Called by the server every second."""
         if self.writer.has_progress():
@@ -185,14 +190,14 @@ class Connection(asyncio.Protocol):
         self.count_bytes()
 
     def count_bytes(self) -> None:
-        """Count the bytes of this connection; close it if the server buffers too many in all."""
+        """Count the bytes of this connection. If the server buffers too many in all, it closes this one or others."""
         held = self._input.held_bytes + self._processor.pending.frame_bytes
         if self._decoder.buffer:
             held += self._decoder.held_bytes
         if self._opening is not None:
             held += self._opening.held_bytes
         if not self._input.count.set(held):
-            self.abort("too many incomplete frames in all")
+            self.context.on_full(self.peer.connection, self.context.buffered)
 
     # Input
 

@@ -96,9 +96,12 @@ class ResponseWriter:
 
     def _count(self) -> None:
         if not self._unsent.set(self._transport.get_write_buffer_size()):
-            now = self._context.clock.monotonic()
-            self._context.close_log.add(self._peer.address, "too many unread responses in all", now)
-            self._transport.abort()
+            self._context.on_full(self._peer.connection, self._context.unsent)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that the peer has not read, as counted last."""
+        return self._unsent.size
 
     def has_progress(self) -> bool:
         """Return whether the peer has read some of its responses since the last call."""

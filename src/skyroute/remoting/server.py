@@ -5,8 +5,10 @@ import contextlib
 import logging
 import os
 import socket
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from errno import EADDRINUSE
+from heapq import heapify, heappop, heapreplace
 from itertools import count
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from skyroute.remoting.client_meters import ClientMeters
 from skyroute.remoting.connection import Connection
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError, reason_of
-from skyroute.remoting.fair_queue import FairQueue
+from skyroute.remoting.fair_queue import Client, FairQueue
 from skyroute.remoting.free_memory import Trimming, trim
 from skyroute.remoting.limits import ByteBudget, CloseLog, Limits
 from skyroute.remoting.server_context import ServerContext
@@ -29,6 +31,11 @@ log = logging.getLogger(__name__)
 SWEEP_S: Final = 1.0
 CLOSING_S: Final = 5.0
 """Maximum time in which a closing connection must send its last responses."""
+
+ROOM_SHARE: Final = 16
+"""If connections hold more bytes than all may, this part of them is freed."""
+CLOSED_AT_ONCE_MAX: Final = 100
+"""Connections that are closed at the same time because all hold too many bytes."""
 
 _numbers: Final = count(1)
 """Connection numbers, unique over all servers of the process: several may share their handlers."""
@@ -66,6 +73,7 @@ class Server:
             meters=ClientMeters(limits.clients) if limits.clients.are_set else None,
             on_made=self._on_made,
             on_lost=self._on_lost,
+            on_full=self._make_room,
             spawn=self.spawn,
         )
         self._on_disconnect = on_disconnect
@@ -273,6 +281,40 @@ class Server:
         if not self._stopping:
             self._on_disconnect(number)
             self._trim_if_due()
+
+    def _make_room(self, number: int, budget: ByteBudget) -> None:
+        """Close connections of the client that holds most: that one whose bytes have exceeded a budget, or the largest.
+
+        A client that fills the budget must not have the connections of others closed.
+        """
+        is_input = budget is self._context.buffered
+        reason = "too many incomplete frames in all" if is_input else "too many unread responses in all"
+
+        def held(connection: Connection) -> int:
+            return connection.buffered_bytes if is_input else connection.writer.unsent_bytes
+
+        by_client: dict[Client, list[Connection]] = defaultdict(list)
+        for connection in self._connections.values():
+            if held(connection):
+                by_client[connection.share.client].append(connection)
+        clients = [(-sum(map(held, those)), at, those) for at, those in enumerate(by_client.values())]
+        heapify(clients)
+        ordered = set[int]()
+        for _ in range(CLOSED_AT_ONCE_MAX):
+            if not clients or budget.total <= budget.limit - budget.limit // ROOM_SHARE:
+                break
+            total, at, those = clients[0]
+            if at not in ordered:
+                ordered.add(at)
+                those.sort(key=lambda each: (each.peer.connection == number, held(each)))
+            victim = those.pop()
+            freed = held(victim)
+            victim.abort(reason)
+            victim.writer.drop()
+            if those:
+                heapreplace(clients, (total + freed, at, those))
+            else:
+                heappop(clients)
 
 
 def listens(listener: asyncio.Server) -> bool:

@@ -31,6 +31,8 @@ class ServerContext:
     on_made: Callable[[Any], None]
     on_lost: Callable[[Any, Exception | None], None]
     """Called exactly once for every connection that was made."""
+    on_full: Callable[[int, ByteBudget], None]
+    """Called with the number of a connection whose bytes have exceeded a budget."""
     spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs a coroutine until it ends or the server stops."""
     meters: ClientMeters | None = None

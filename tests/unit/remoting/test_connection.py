@@ -55,6 +55,7 @@ class Driver:
             queue=queue,
             on_made=lambda connection: None,
             on_lost=lambda connection, error: self.lost.append(error),
+            on_full=self._close,
             spawn=self._spawn,
             meters=ClientMeters(limits.clients) if limits.clients.are_set else None,
         )
@@ -67,6 +68,11 @@ class Driver:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
+
+    def _close(self, number: int, budget: ByteBudget) -> None:
+        assert number == 1
+        what = {self.buffered: "incomplete frames", self.unsent: "unread responses"}[budget]
+        self.connection.abort(f"too many {what} in all")
 
     def _echo(self, request: Request, _peer: Peer) -> Answer:
         return Response(body=request.body)
