@@ -261,6 +261,22 @@ async def test_waiting_pops_of_a_group_leave_room_for_others(
     assert (len(polling), polling._keys, polling._groups, polling._chars) == (0, {}, {}, 0)
 
 
+async def test_a_client_with_all_waiting_pops_gives_way_to_others(
+    cluster: Cluster, line: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skyroute.broker.pop.long_polling.WAITING_MAX", 3)
+    monkeypatch.setattr("skyroute.broker.delivery.long_polling.GIVEN_UP_AT_ONCE", 1)
+    polling, greedy = cluster.broker.components.pop_polling, await cluster.line(source="127.0.0.2")
+    waiting = [await greedy.send(pop(pollTime=15_000)) for _ in range(3)]
+    await eventually(lambda: len(polling) == 3)
+    assert (await greedy.call(pop(pollTime=15_000))).code == ResponseCode.POLLING_FULL
+    polite = await line.send(pop(pollTime=15_000))
+    assert (await greedy.answer(waiting[0])).code == ResponseCode.POLLING_TIMEOUT
+    await eventually(lambda: len(polling) == 3)
+    await fill(line, 3)
+    assert (await line.answer(polite)).code == 0
+
+
 async def test_waiting_pops_of_closed_connections_leave_nothing(cluster: Cluster, line: AsyncConnection) -> None:
     polling = cluster.broker.components.pop_polling
     for queue_id in (-1, 0, 1):

@@ -17,8 +17,15 @@ from tests.support.clock import ManualClock
 class Reader(SuspendedPull):
     """A suspended pull whose response the test sets."""
 
-    def __init__(self, queue: tuple[str, int] = ("T", 0), *, connection: int = 1, deadline: float = 15.0) -> None:
-        super().__init__(Peer(connection, "10.0.0.9:1"), queue, deadline)
+    def __init__(
+        self,
+        queue: tuple[str, int] = ("T", 0),
+        *,
+        connection: int = 1,
+        deadline: float = 15.0,
+        address: str = "10.0.0.9:1",
+    ) -> None:
+        super().__init__(Peer(connection, address), queue, deadline)
         self.finds: Callable[[], Response | None] = lambda: None
         self.looks = 0
         self.answers: list[Response] = []
@@ -130,10 +137,25 @@ def test_the_pulls_of_a_closed_connection_are_dropped() -> None:
 def test_the_number_of_suspended_pulls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_polling, "SUSPENDED_MAX", 2)
     pulls = suspended(Reader())
-    before = pulls.has_room(0)
+    before = pulls.has_room("10.0.0.9", 0)
     pulls.suspend(Reader())
-    assert (before, pulls.has_room(0)) == (True, False)
+    assert (before, pulls.has_room("10.0.0.9", 0)) == (True, False)
     assert repr(pulls) == "<LongPolling 2 on 1 queues>"
+
+
+async def test_a_client_with_all_suspended_pulls_gives_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_polling, "SUSPENDED_MAX", 8)
+    monkeypatch.setattr(long_polling, "GIVEN_UP_AT_ONCE", 2)
+    greedy = [Reader(connection=1 + number % 2) for number in range(7)]
+    polite = Reader(connection=3, address="10.0.0.1:1")
+    pulls = suspended(*greedy, polite)
+    assert not pulls.has_room("10.0.0.9", 0)
+    assert pulls.has_room("10.0.0.1", 0)
+    assert [len(reader.answers) for reader in greedy] == [1, 0, 1, 0, 0, 0, 0]
+    for number in range(2):
+        pulls.suspend(Reader(connection=4 + number, address="10.0.0.1:1"))
+    assert not pulls.has_room("10.0.0.1", 0)  # they have about as many
+    assert polite.answers == []
 
 
 @pytest.mark.parametrize("expires", [False, True])

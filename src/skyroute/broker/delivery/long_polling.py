@@ -3,8 +3,9 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import islice
 from typing import Final, Generic, TypeVar
 
 from skyroute.errors import SkyrouteError
@@ -25,6 +26,8 @@ SUSPENDED_CHARS_MAX: Final = 1 << 28
 """Characters that suspended pulls keep: their filters, and with access control whole requests."""
 TICKS_A_SECOND: Final = 4
 """Resolution of timeouts."""
+GIVEN_UP_AT_ONCE: Final = 100
+"""Requests of the client with most of them that are completed when there is no room for those of another client."""
 TURN_S: Final = 0.005
 """Time per turn of the loop for serving suspended pulls."""
 
@@ -99,6 +102,19 @@ class WaitingRequests(Generic[Q]):
     def waiting(self, queue: Q) -> int:
         """Return the number of suspended pulls of one queue."""
         return len(self._by_queue.get(queue, ()))
+
+    def _give_way(self, source: str) -> None:
+        """Complete the oldest requests of the client that has most, if that is another one with many more."""
+        held = Counter[str]()
+        for pulls in self._by_connection.values():
+            held[next(iter(pulls)).peer.source] += len(pulls)
+        for largest, count in held.most_common(1):
+            if count > held[source] + GIVEN_UP_AT_ONCE:
+                of_client = (
+                    pull for pulls in self._by_connection.values() for pull in pulls if pull.peer.source == largest
+                )
+                for _ in self._complete(list(islice(of_client, GIVEN_UP_AT_ONCE))):
+                    pass  # at once, so that there is room
 
     def check(self, queue: Q) -> None:
         """Check the pulls of one queue again."""
@@ -221,8 +237,16 @@ class LongPolling(WaitingRequests[tuple[str, int]]):
         self.wake_after_flush = False
         """Messages are visible only after a flush, or once slaves have them: `wake` wakes pulls, not an arrival."""
 
-    def has_room(self, chars: int) -> bool:
-        """Return whether one more pull that keeps so many characters may be suspended."""
+    def has_room(self, source: str, chars: int) -> bool:
+        """Return whether one more pull of a client address that keeps so many characters may be suspended.
+
+        A client that has taken all the room has some of its pulls completed for others.
+        """
+        if not self._fits(chars):
+            self._give_way(source)
+        return self._fits(chars)
+
+    def _fits(self, chars: int) -> bool:
         return self._count < SUSPENDED_MAX and self._chars + chars <= SUSPENDED_CHARS_MAX
 
     def watch(self, topic: str, notify: Callable[[str, int], None]) -> None:

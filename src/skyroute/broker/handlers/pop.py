@@ -133,7 +133,7 @@ class PopHandlers:
         key = (question.topic, question.group, question.queue_id)
         recheck = self._recheck(request, peer)
         chars = len(question.expression or "") + len(question.attempt_id or "") + kept_chars(request, recheck)
-        if not self.long_polling.has_room(key, chars):
+        if not self.long_polling.has_room(key, peer.source, chars):
             return encode_pop_answer(PopAnswer(PopStatus.POLLING_FULL, rest_count=popped.rest))
         return self.long_polling.suspend(_WaitingPop(peer, key, self._deadline(left_ms), attempt, recheck, chars))
 
@@ -350,7 +350,7 @@ class PopHandlers:
             return encode_notified(has_message=False)
         recheck = self._recheck(request, peer)
         chars = len(asked.expression or "") + len(asked.attempt_id or "") + kept_chars(request, recheck)
-        if not self.long_polling.has_room(key, chars):
+        if not self.long_polling.has_room(key, peer.source, chars):
             return encode_notified(has_message=False, polling_full=True)
         return self.long_polling.suspend(
             _WaitingNotification(peer, key, self._deadline(left_ms), attempt, recheck, chars)

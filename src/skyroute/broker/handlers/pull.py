@@ -165,7 +165,7 @@ class PullHandlers:
         if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0:
             recheck = None if self._make_recheck is None else self._make_recheck(request, peer)
             chars = len(question.expression or "") + kept_chars(request, recheck)
-            if self._long_polling.has_room(chars):
+            if self._long_polling.has_room(peer.source, chars):
                 config = self._config
                 wait_ms = question.suspend_ms if config.long_polling_enabled else config.short_polling_ms
                 deadline = self._monotonic() + min(wait_ms, SUSPEND_MS_MAX) / 1000

@@ -47,14 +47,20 @@ class PopLongPolling(WaitingRequests[PopKey]):
         """Topics and groups whose waiting pops get no messages: when they are completed, and when the members have
         asked for their shares."""
 
-    def has_room(self, key: PopKey, chars: int = 0) -> bool:
-        """Return whether one more pop that keeps so many characters may wait."""
-        return (
-            len(self) < WAITING_MAX
-            and self.waiting(key) < WAITING_A_QUEUE_MAX
-            and sum(map(len, self._groups.get(key[1], {}).values())) < WAITING_A_GROUP_MAX
-            and self._chars + chars <= WAITING_CHARS_MAX
-        )
+    def has_room(self, key: PopKey, source: str, chars: int = 0) -> bool:
+        """Return whether one more pop of a client address that keeps so many characters may wait.
+
+        A client that has taken all the room has some of its pops completed for others.
+        """
+        of_group = sum(map(len, self._groups.get(key[1], {}).values()))
+        if self.waiting(key) >= WAITING_A_QUEUE_MAX or of_group >= WAITING_A_GROUP_MAX:
+            return False
+        if not self._fits(chars):
+            self._give_way(source)
+        return self._fits(chars)
+
+    def _fits(self, chars: int) -> bool:
+        return len(self) < WAITING_MAX and self._chars + chars <= WAITING_CHARS_MAX
 
     def waiting_of(self, group: str, topic: str) -> int:
         """Return the number of waiting pops of a group for a topic."""
