@@ -353,6 +353,24 @@ async def test_stop_commits_only_messages_before_the_last_poll(cluster: FakeClus
     assert cluster.offsets["g", QUEUE] == 2
 
 
+async def test_a_second_stop_returns_after_the_last_commit(cluster: FakeCluster) -> None:
+    for number in range(2):
+        cluster.put(QUEUE, b"%d" % number)
+    may_answer = asyncio.Event()
+    stops: list[asyncio.Task[None]] = []
+    async with consumer_of(cluster) as consumer:
+        consumer.assign([QUEUE])
+        async for message in consumer:
+            if message.body == b"1":
+                cluster.delay(COMMIT, may_answer)
+                stops.append(asyncio.create_task(consumer.stop()))
+                await cluster.until_seen(COMMIT)
+                asyncio.get_running_loop().call_soon(may_answer.set)
+    assert cluster.offsets["g", QUEUE] == 1
+    assert not consumer.session.is_running
+    await asyncio.gather(*stops)
+
+
 async def test_a_cancelled_stop_leaves_the_group_and_closes_the_connections(cluster: FakeCluster) -> None:
     cluster.put(QUEUE, b"one")
     consumer = consumer_of(cluster)

@@ -179,6 +179,9 @@ class PullConsumer:
         """Whether the application assigns the queues, so that there is nothing to rebalance."""
         self._tasks: list[asyncio.Task[Any]] = []
         self._running = False
+        self._left = asyncio.Event()
+        """Set unless it runs, or a task is in `stop`."""
+        self._left.set()
 
     def __repr__(self) -> str:
         state = "running" if self._running else "stopped"
@@ -207,6 +210,7 @@ class PullConsumer:
             await self.session.start()
         self._membership.join()
         self._running = True
+        self._left = asyncio.Event()
         self._requests.start()
         self._prefetch.start()
         try:
@@ -227,6 +231,7 @@ class PullConsumer:
         Subscriptions are kept for the next `start`; assigned queues are not.
         """
         if not self._running:
+            await self._left.wait()  # another task may be stopping it
             return
         self.session.check_loop()
         self._running = False
@@ -248,8 +253,11 @@ class PullConsumer:
             try:
                 await self._membership.leave()
             finally:
-                if self._owns_session:
-                    await self.session.stop()
+                try:
+                    if self._owns_session:
+                        await self.session.stop()
+                finally:
+                    self._left.set()
 
     async def _check_filters(self) -> None:
         for subscription in filter(is_sql, list(self._subscriptions.values())):
