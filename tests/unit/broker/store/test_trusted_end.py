@@ -13,10 +13,21 @@ from skyroute.broker.store.recovery.log_scan import BAD_HEAD, ZEROS
 from skyroute.broker.store.recovery.recover import Recovered
 from skyroute.files.disk import Disk
 from skyroute.files.errors import FileWriteError
-from tests.support.disks import NOW_MS, FailingSyncDisk, NoSyncDisk, RestartedMachineDisk, bodies, draft, small_store
+from tests.support.disks import (
+    NOW_MS,
+    SMALL,
+    FailingSyncDisk,
+    NoSyncDisk,
+    RestartedMachineDisk,
+    bodies,
+    draft,
+    small_store,
+)
 from tests.support.single_damage import read_store
 
 FILE_BYTES = 4096
+SLOTS_AT = 40
+"""Where the slots of an index file start."""
 OUR_NOTES_AT = 2048
 """Where the notes of this broker start in the checkpoint."""
 BOTH = 0, 1
@@ -201,9 +212,27 @@ def test_a_store_that_died_empty_starts_at_0(tmp_path: Path) -> None:
 def test_a_crash_of_another_broker_is_read_from_the_file_of_the_checkpoints_time_on(tmp_path: Path) -> None:
     close(fill(tmp_path))
     (tmp_path / "abort").write_text("4711")  # Apache's broker writes only its process id
+    change(max((tmp_path / "index").iterdir()), SLOTS_AT, bytes(SMALL.index_slots * 4))  # they may not be on disk
     store, recovered = reopen(tmp_path)
     assert (recovered.start, recovered.records, recovered.cuts) == (2 * FILE_BYTES, 20, ())
     assert (ends(store), len(read_store(store))) == ([30, 30], 60)
+    keys = [len(store.find_by_key("T", f"k{number}", 9, 0, NOW_MS * 2).positions) for number in range(60)]
+    assert keys == [1] * 60
+    store.close()
+
+
+def test_units_of_records_that_a_machine_crash_lost_are_dropped(tmp_path: Path) -> None:
+    store = fill(tmp_path, 10)
+    store.flush()
+    end = store.max_position
+    for number in range(6):
+        store.append(draft("T", number % 2, b"not flushed", {"KEYS": "late"}), NOW_MS + 50_000)
+    kill(store)
+    change(log_file(tmp_path, 0), end, bytes(FILE_BYTES - end))
+    store, recovered = reopen(tmp_path, RestartedMachineDisk())
+    assert recovered == Recovered(False, end, 0)
+    assert (ends(store), store.max_position, len(read_store(store))) == ([5, 5], end, 10)
+    assert store.find_by_key("T", "late", 9, 0, NOW_MS * 2).positions == []
     store.close()
 
 
@@ -278,11 +307,11 @@ def test_only_what_a_failed_flush_may_have_dropped_is_written_again(tmp_path: Pa
     if fails:
         with pytest.raises(FileWriteError):
             store.flush()
-    store.dispatch()
+        store.dispatch()
     store.kill()
     writes = LogWrites()
     store, recovered = reopen(tmp_path, writes)
-    assert recovered.records == int(fails)
+    assert (recovered.start, recovered.records) == (start, 1)
     assert writes.written == ([start] if fails else [])
     assert bodies(store) == [b"flushed", b"not flushed"]
     store.close()
