@@ -1,20 +1,24 @@
 """Batch queues: one record and one unit for many messages."""
 
+import random
 import shutil
 import struct
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from skyroute.broker.store.files.segment import OpenSegments
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.queues.batch_queue import BatchQueue
 from skyroute.broker.store.queues.queue_read import ReadStatus
 from skyroute.message.batch import BatchItem, encode_batch, unwrap_batches
 from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import decode_record, decode_records
 from skyroute.message.tags import tag_code
-from tests.support.disks import NOW_MS, RestartedMachineDisk, draft, small_store
+from tests.support.disks import NOW_MS, NoSyncDisk, RestartedMachineDisk, draft, small_store
 
 UNIT = struct.Struct(">qiqqqhii")
 TOPIC = "Whole"
@@ -291,6 +295,79 @@ def test_a_unit_with_a_damaged_first_offset_hides_no_other_batch(tmp_path: Path,
         found |= {message.body for message in unwrap_batches(decode_records(b"".join(read.chunks)))}
     assert found >= {b"%d" % number for number in range(12) if number not in (6, 7)}
     again.close()
+
+
+def filled_queue(folder: Path, count: int) -> BatchQueue:
+    """Return a queue of batches of three messages, in files of ten units."""
+    queue = BatchQueue(folder / "0", TOPIC, 0, 10, NoSyncDisk(), OpenSegments(8))
+    for row in range(count):
+        queue.add(row * 3, row * 100, 100, 0, NOW_MS, 3)
+    queue.write()
+    return queue
+
+
+def reopened_queue(folder: Path) -> BatchQueue:
+    queue = BatchQueue(folder / "0", TOPIC, 0, 10, NoSyncDisk(), OpenSegments(8))
+    queue.load()
+    return queue
+
+
+def damage(queue: BatchQueue, row: int, first: int, messages: int) -> None:
+    queue.segments[row // 10].write(row % 10 * UNIT.size + 28, struct.pack(">qh", first, messages))
+
+
+@pytest.mark.parametrize("spans", [((1 << 40, 2), (0, 2)), ((0, 3), (0, 3)), ((7, 32767), (1 << 40, 2))])
+@pytest.mark.parametrize("reopens", [True, False])
+def test_two_damaged_units_hide_no_other_one(
+    tmp_path: Path, spans: tuple[tuple[int, int], ...], *, reopens: bool
+) -> None:
+    """Wherever they are in the queue, and whatever they claim."""
+    queue = filled_queue(tmp_path, 22)
+    if reopens:
+        queue.close()
+        queue = reopened_queue(tmp_path)
+    for rows in combinations(range(22), 2):
+        for row, (first, messages) in zip(rows, spans, strict=True):
+            damage(queue, row, first, messages)
+        for row in set(range(22)) - {*rows}:
+            assert queue.unit(row * 3 + 1) == (row * 100, 100, 0), rows
+        for row in rows:
+            damage(queue, row, row * 3, 3)
+    queue.close()
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_a_new_message_is_found_behind_any_number_of_damaged_units(tmp_path: Path, *, truncates: bool) -> None:
+    filled_queue(tmp_path, 25).close()
+    queue = reopened_queue(tmp_path)
+    if truncates:
+        queue.truncate_to(2000)
+    start, chance = queue.count, random.Random(3)
+    for row in range(start):
+        damage(queue, row, chance.randrange(200), chance.randrange(1, 100))
+    for row in range(start, 30):
+        queue.add(row * 3, row * 100, 100, 0, NOW_MS, 3)
+    for _ in range(2):
+        for offset in range(start * 3, 90):
+            assert queue.unit(offset) == (offset // 3 * 100, 100, 0)
+        queue.write()
+    queue.close()
+
+
+@pytest.mark.parametrize("truncates", [True, False])
+def test_older_messages_are_found_whatever_end_a_damaged_last_unit_states(tmp_path: Path, *, truncates: bool) -> None:
+    queue = filled_queue(tmp_path, 25)
+    damage(queue, 24, 0, 1)
+    queue.close()
+    queue = reopened_queue(tmp_path)
+    if truncates:
+        queue.truncate_to(2000)
+    for count in (queue.count, 26):
+        for row in range(20):
+            assert queue.unit(row * 3 + 1) == (row * 100, 100, 0), count
+        queue.add(75, 2500, 100, 0, NOW_MS, 3)
+    assert queue.unit(76) == (2500, 100, 0)
+    queue.close()
 
 
 def test_a_read_advances_past_several_damaged_units(tmp_path: Path, store: MessageStore) -> None:

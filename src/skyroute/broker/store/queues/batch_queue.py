@@ -1,19 +1,25 @@
 """Batch queues (RocketMQ: `BatchCQ`): a unit stands for one record with a batch of messages."""
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
+from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from skyroute.broker.store.files.segment import OpenSegments
 from skyroute.broker.store.queues.topic_queue import GAP_MAX, TopicQueue
 from skyroute.broker.store.queues.unit_rows import NO_MESSAGE_BYTES, Unit
+from skyroute.files.disk import Disk
 from skyroute.message.batch import ITEM_BYTES_MIN
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import INNER_COUNT
 
 BATCH_MESSAGES_MAX: Final = 32767
 """Maximum number of messages in a batch: a unit has two signed bytes for it."""
+
+NEAR: Final = 8
+"""Units on each side of a row that are searched if damaged ones misled the bisection."""
 
 _BATCH_UNIT: Final = Struct(">qiqqqhii")
 """As every unit; then store time, first offset, number of messages, and two fields for compacted topics."""
@@ -25,15 +31,28 @@ _NOT_COMPACTED: Final = -1
 class BatchQueue(TopicQueue):
     """Offsets count messages, rows count units: a message is found by bisection. A single message is a batch of one."""
 
-    __slots__ = ()
+    __slots__ = ("_added",)
     unit_bytes = _BATCH_UNIT.size
     is_batch_queue = True
+
+    def __init__(
+        self, folder: Path, topic: str, queue_id: int, segment_units: int, disk: Disk, opened: OpenSegments
+    ) -> None:
+        super().__init__(folder, topic, queue_id, segment_units, disk, opened)
+        self._added = (0, 0)
+        """Row and first offset of the units that this process has added: damaged older ones do not hide them."""
+
+    def load(self) -> None:
+        super().load()
+        self._added = (self._count, self.end)
 
     def messages_in(self, raw_properties: bytes) -> int:
         return messages_in_batch(raw_properties)
 
     def add(self, offset: int, position: int, size: int, code: int, stored_at_ms: int, messages: int) -> None:
         self._tail += _BATCH_UNIT.pack(position, size, code, stored_at_ms, offset, messages, _NOT_COMPACTED, 0)
+        if self._count <= self._added[0]:
+            self._added = (self._count, offset)
         self._count += 1
         self.end = offset + messages
 
@@ -78,33 +97,48 @@ class BatchQueue(TopicQueue):
 
     def _row_of(self, offset: int) -> int:
         """Return the row of the unit of a message; of the next unit if that one is missing."""
-        row = self._find_row_among(offset, self._first_row, self._count)
-        return row if row + 1 == self._count or offset < self._stop_of(row) else row + 1
+        row, first = self._added
+        low = max(row, self._first_row) if row < self._count and offset >= first else self._first_row
+        row = self._find_row_by(self._offset_of, offset, low)
+        if self._offset_of(row) <= offset < self._stop_of(row) and self._links(row) == 2:
+            return row
+        return self._row_near(self._find_row_by(self._median_offset, offset, low), offset)
 
-    def _find_row_among(self, offset: int, low: int, high: int) -> int:
-        """Return the last row whose first offset is at most `offset`; the first row if there is no such row."""
-        first = low
-        while True:
-            row = bisect_right(range(high), offset, lo=low, hi=high, key=self._likely_offset_of) - 1
-            # If the bisection met a damaged unit, it ends at that unit, and the neighbours disagree with it.
-            for near in (row, row - 1):
-                if near >= first and self._likely_offset_of(near) <= offset < self._stop_of(near):
-                    return near
-            if row + 2 < high and self._offset_of(row + 2) <= offset:
-                low = row + 2
-            elif row - 1 >= low and self._offset_of(row - 1) > offset:
-                high = row - 1
-            else:
-                return max(row, first)
+    def _find_row_by(self, offset_of: Callable[[int], int], offset: int, low: int) -> int:
+        """Return the last row from `low` on with at most this offset; `low` if there is no such row."""
+        return max(bisect_right(range(self._count), offset, lo=low, key=offset_of) - 1, low)
 
-    def _likely_offset_of(self, row: int) -> int:
-        """As `_offset_of`, but a unit whose neighbours both state another offset is damaged, and has theirs."""
-        first = self._offset_of(row)
-        if self._first_row < row < self._count - 1 and (previous := self._stop_of(row - 1)) != first:
-            following = self._offset_of(row + 1)
-            if previous + self._stop_of(row) - first == following:
-                return previous
-        return first
+    def _median_offset(self, row: int) -> int:
+        """Return the median of the first offsets of five units around a row: two of them may be damaged."""
+        low = max(min(row - 2, self._count - 5), self._first_row)
+        offsets = sorted(map(self._offset_of, range(low, min(low + 5, self._count))))
+        return offsets[len(offsets) // 2]
+
+    def _row_near(self, row: int, offset: int) -> int:
+        """Return the row of the unit of a message among those around a row.
+
+        Several may claim the offset. The one that contradicts the fewest others has it.
+        """
+        rows = range(max(row - NEAR, self._first_row), min(row + NEAR, self._count))
+        spans = {each: (self._offset_of(each), self._stop_of(each)) for each in rows}
+
+        def rank(claimant: int) -> tuple[int, int, int]:
+            start, stop = spans[claimant]
+            contradicted = [
+                each for each in rows if (spans[each][1] > start if each < claimant else spans[each][0] < stop)
+            ]
+            return len(contradicted), -self._links(claimant), -claimant
+
+        claimants = [each for each in rows if spans[each][0] <= offset < spans[each][1]]
+        if claimants:
+            return min(claimants, key=rank)
+        before = [each for each in rows if spans[each][1] <= offset and self._links(each)]
+        return max(min(max(before, default=row - 1) + 1, self._count - 1), self._first_row)
+
+    def _links(self, row: int) -> int:
+        """Return how many neighbours of a unit agree with it about the offset between them."""
+        continues = row == self._added[0] or self._stop_of(row - 1) == self._offset_of(row)
+        return continues + (self._stop_of(row) == self._offset_of(row + 1))
 
     def _offset_of(self, row: int) -> int:
         if row >= self._count:
