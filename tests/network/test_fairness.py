@@ -19,7 +19,7 @@ from skyroute.remoting.dispatch import Answer, Dispatcher, OrderedResponse, Peer
 from skyroute.remoting.fair_queue import SHARE_S, TURN_S
 from skyroute.remoting.request_processing import CACHED_PER_CHECK
 from skyroute.remoting.server import Server
-from skyroute.remoting.stepwise import StepRunner
+from skyroute.remoting.stepwise import ROUND_S, StepRunner
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
 from skyroute.wire.codes import RequestCode, ResponseCode
@@ -31,7 +31,7 @@ from tests.support.clock import ManualClock
 from tests.support.connections import AsyncConnection, connection_to
 from tests.support.waiting import eventually
 
-DEAR, DEARER, CHEAP, LASTING, LONG_CHANGE, EFFECT = range(10001, 10007)
+DEAR, DEARER, CHEAP, LASTING, LONG_CHANGE, EFFECT, ROUNDS = range(10001, 10008)
 QUESTION: Final = int(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
 LONG: Final = int(RequestCode.GET_TOPICS_BY_CLUSTER)
 DEAR_S: Final = 0.001
@@ -72,6 +72,7 @@ class Asked:
                     LASTING: self._lasting,
                     LONG: self._long,
                     LONG_CHANGE: self._long_change,
+                    ROUNDS: self._rounds,
                     QUESTION: self._dear,
                 }
             ),
@@ -110,6 +111,16 @@ class Asked:
 
     def _long_change(self, request: Request, peer: Peer) -> Answer:
         return OrderedResponse(self.step_runner.run(self._change_steps()))
+
+    def _rounds(self, request: Request, peer: Peer) -> Answer:
+        return OrderedResponse(self.step_runner.run(self._round_steps(peer)))
+
+    def _round_steps(self, peer: Peer) -> Generator[None, None, Response]:
+        for _ in range(5):
+            self.clock.advance(ROUND_S)
+            self.order.append(peer.connection)
+            yield
+        return Response()
 
     def _change_steps(self) -> Generator[None, None, Response]:
         while not self.may_change:
@@ -323,6 +334,18 @@ async def test_long_work_that_only_reads_is_cancelled_with_its_connection(asked:
     async with connection_to(asked.address) as line:
         await line.call(CHEAP)
         assert len(asked.order) == done
+
+
+async def test_long_work_beside_that_of_fifty_connections_of_another_address_takes_turns_with_it(asked: Asked) -> None:
+    async with lines(asked, 1) as (line,), AsyncExitStack() as stack:
+        others = [await stack.enter_async_context(connection_to(asked.address, source="127.0.0.2")) for _ in range(50)]
+        answers = [asyncio.ensure_future(other.call(ROUNDS)) for other in others]
+        await eventually(lambda: len(asked.order) > 3)
+        done = len(asked.order)
+        await line.call(ROUNDS)
+        assert len(asked.order) - done <= 15
+        await asyncio.gather(*answers)
+        assert len(asked.order) == 51 * 5
 
 
 async def test_a_long_change_is_finished_after_its_connection_has_ended(asked: Asked) -> None:

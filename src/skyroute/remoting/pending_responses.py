@@ -6,6 +6,8 @@ from functools import partial
 from typing import Final, Protocol, cast
 
 from skyroute.remoting.dispatch import Answer, DeferredResponse, OrderedResponse, Peer, failure
+from skyroute.remoting.fair_queue import Share
+from skyroute.remoting.lane import CLIENT
 from skyroute.remoting.response_writer import ResponseWriter
 from skyroute.remoting.server_context import ServerContext
 from skyroute.wire.codes import CANCELLABLE_CODES
@@ -23,6 +25,7 @@ class Responder(Protocol):
 
     context: ServerContext
     peer: Peer
+    share: Share
     writer: ResponseWriter
 
     def count_bytes(self) -> None:
@@ -103,6 +106,7 @@ class PendingResponses:
             connection.resume()
 
     async def _finish(self, connection: Responder, request: Request, work: Awaitable[Response]) -> None:
+        CLIENT.set(connection.share.client.key or connection.peer.address)
         try:
             response = await work
         except Exception as error:  # noqa: BLE001 - one peer's request must not end the others' service

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 from skyroute.clock import Clock
 from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.dispatch import OrderedResponse
+from skyroute.remoting.lane import Lane
 from skyroute.wire.command import Response
 
 T = TypeVar("T")
@@ -42,13 +43,14 @@ class StepRunner:
     """Runs one long work at a time, with a pause after each step.
 
     The pause is one turn of the loop. If other peers send something in that turn, it is as long as the step took. Works
-    that take longer than `ROUND_S` take turns in the order of arrival.
+    that take longer than `ROUND_S` take turns: those of one client in order of arrival, and each client gets as much
+    time as another, however many works it has.
     """
 
     def __init__(self, polling: BusyPolling, clock: Clock) -> None:
         self._polling = polling
         self._clock = clock
-        self._lane = asyncio.Lock()
+        self._lane = Lane()
 
     def answer(self, steps: Steps) -> Response | OrderedResponse:
         """Return the response if one step is enough for it; else one that is given after the last step."""
@@ -63,9 +65,8 @@ class StepRunner:
         """Run all steps and return the result. If this is cancelled, the generator is closed."""
         try:
             while True:
-                async with self._lane:  # waiters get the lock in order of arrival
-                    worked_s = 0.0
-                    while worked_s < ROUND_S:
+                async with self._lane.turn() as turn:
+                    while turn.spent_s < ROUND_S:
                         began_at = self._clock.monotonic()
                         try:
                             next(steps)
@@ -73,7 +74,7 @@ class StepRunner:
                             result: T = end.value
                             return result
                         step_s = self._clock.monotonic() - began_at
-                        worked_s += step_s
+                        turn.spent_s += step_s
                         await self._pause(step_s)
         finally:
             steps.close()

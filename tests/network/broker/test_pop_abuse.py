@@ -204,7 +204,7 @@ async def test_many_acks_of_one_request_take_several_steps(
     monkeypatch.setattr("skyroute.broker.handlers.pop.STEP_COST", 4)
     await fill(line, 30)
     messages, components, other = await popped(line), cluster.broker.components, await cluster.line()
-    async with components.prompt_runner._lane:  # blocks all but the first step of each request
+    async with components.prompt_runner._lane.turn():  # blocks all but the first step of each request
         long = [await line.send(RequestCode.BATCH_ACK_MESSAGE, body=batch_of(*messages)) for _ in range(3)]
         asked = {"consumerGroup": "g", "topic": "T", "queueId": "-1"}
         assert (await other.call(RequestCode.POLLING_INFO, asked)).code == 0

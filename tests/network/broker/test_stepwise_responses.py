@@ -72,7 +72,7 @@ async def test_a_closed_connection_ends_its_long_response(cluster: Cluster, line
 async def test_a_closed_connection_ends_all_its_queued_requests(cluster: Cluster, line: AsyncConnection) -> None:
     """The requests behind the first stop the server from reading, so it does not see the close."""
     components, (server, *_) = cluster.broker.components, cluster.broker._servers
-    async with components.step_runner._lane:  # blocks long responses
+    async with components.step_runner._lane.turn():  # blocks long responses
         connections = server.connection_count
         asked = (PROGRESS, send("Wide"), STATUS, PROGRESS)
         await line.write(b"".join(encode(request, number) for number, request in enumerate(asked, 1)))
@@ -87,7 +87,7 @@ async def test_assignments_of_very_many_queues_are_written_one_by_one(cluster: C
     whole = await line.call(assignment("Wide"))  # the broker reads the route
     assert len(json.loads(whole.body)["messageQueueAssignments"]) == QUEUES_MAX
     components, (server, *_) = cluster.broker.components, cluster.broker._servers
-    async with components.step_runner._lane:  # blocks all but the first step of each request
+    async with components.step_runner._lane.turn():  # blocks all but the first step of each request
         asked = [await line.send(assignment("Wide")) for _ in range(20)]
         assert (await (await cluster.line()).call(OTHER)).code == ResponseCode.SUCCESS
         assert sum(each._processor.pending.tasks for each in server._connections.values()) == 1

@@ -6,7 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from skyroute.remoting import lane
 from skyroute.remoting.busy_polling import BusyPolling
+from skyroute.remoting.lane import CLIENT
 from skyroute.remoting.stepwise import ROUND_S, StepRunner, run_through
 from tests.support.clock import ManualClock
 
@@ -100,6 +102,81 @@ async def test_works_longer_than_a_round_take_turns() -> None:
         await asyncio.gather(*map(bench.step_runner.run, works))
     rounds = "long0 long1 other0 other1 short0 short ends long2 long3 other2 other3 long4 long5 other ends long ends"
     assert " ".join(bench.done) == rounds
+
+
+async def test_a_client_with_many_works_gets_no_more_time_than_another() -> None:
+    bench = Bench()
+
+    async def run_for(client: str, name: str, steps: int) -> None:
+        CLIENT.set(client)
+        await bench.step_runner.run(bench.work(name, steps, ROUND_S))
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as running:
+        for number in range(100):
+            running.create_task(run_for("many", "many", number % 3))
+        running.create_task(run_for("one", "one", 5))
+        running.create_task(run_for("other", "other", 5))
+    ends = {name: bench.done.index(f"{name} ends") for name in ("one", "other")}
+    for name, end in ends.items():
+        turns = [line.rstrip("0123456789") for line in bench.done[:end] if not line.endswith("ends")]
+        assert turns.count("many") <= 7, name
+        assert turns.count(name) == 5
+
+
+async def test_a_client_that_had_its_time_is_not_overtaken_for_ever() -> None:
+    bench = Bench()
+
+    async def run_for(client: str, works: int) -> None:
+        CLIENT.set(client)
+        for _ in range(works):
+            await bench.step_runner.run(bench.work(client, 1, ROUND_S))
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as running:
+        for client, works in (("a", 20), ("b", 20), ("pair", 3), ("pair", 3)):
+            running.create_task(run_for(client, works))
+    lines = [line for line in bench.done if line.endswith("ends")]
+    assert lines.index("pair ends") < 4
+    assert lines[:18].count("pair ends") == 6
+
+
+async def test_a_stream_of_new_clients_does_not_hold_up_one_that_had_its_time() -> None:
+    bench = Bench()
+
+    async def run_for(client: str, steps: int) -> None:
+        CLIENT.set(client)
+        await bench.step_runner.run(bench.work(client, steps, ROUND_S / 2))
+
+    async def run_new(stream: str) -> None:
+        for number in range(10):
+            await asyncio.ensure_future(run_for(f"new {stream}{number}", 1))
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as running:
+        for _ in range(3):
+            running.create_task(run_for("known", 2))
+        for stream in "abcdef":
+            running.create_task(run_new(stream))
+    ends = [line for line in bench.done if line.endswith("ends")]
+    assert ends[:30].count("known ends") == 3
+
+
+async def test_clients_are_forgotten_once_they_lead_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "KNOWN", 10)
+    bench = Bench()
+    bench.step_runner = StepRunner(bench.polling, bench.clock)
+    known: list[int] = []
+
+    async def run_for(client: str) -> None:
+        CLIENT.set(client)
+        await bench.step_runner.run(bench.work(client, 1, ROUND_S / 10))
+        known.append(len(bench.step_runner._lane._clients))
+
+    async with asyncio.timeout(30):
+        long = asyncio.ensure_future(bench.step_runner.run(bench.work("long", 1000, ROUND_S)))
+        for number in range(300):
+            await asyncio.ensure_future(run_for(f"client {number}"))
+        await long
+    assert max(known) <= 30
+    assert not bench.step_runner._lane._clients
 
 
 async def test_cancelled_work_closes_its_generator() -> None:
