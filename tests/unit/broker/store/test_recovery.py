@@ -629,16 +629,21 @@ def test_the_oldest_cut_tails_are_removed_with_a_log_line_each(
     assert caplog.text.count("old tail of the log removed") == 2
 
 
-def test_a_damaged_offset_behind_a_gap_does_not_cost_the_record_before_it(tmp_path: Path) -> None:
-    store = small_store(tmp_path, NoSyncDisk())
-    positions = [store.append(draft("T", 0), NOW_MS + number).log_position for number in range(10)]
-    store.dispatch()
+@pytest.mark.parametrize("dispatched", [7, 10])
+def test_a_damaged_offset_behind_a_gap_does_not_cost_the_record_before_it(tmp_path: Path, dispatched: int) -> None:
+    store, positions = small_store(tmp_path, NoSyncDisk()), []
+    for number in range(10):
+        positions.append(store.append(draft(properties={"KEYS": f"k{number}"}), NOW_MS + number).log_position)
+        if number + 1 == dispatched:
+            store.dispatch()
     store.kill()
     change(tmp_path / LOG, positions[3], bytes(positions[6] - positions[3]))
     change(tmp_path / LOG, positions[7] + 20, (2).to_bytes(8, "big"))
     shutil.rmtree(tmp_path / "consumequeue")
     store, _ = reopen(tmp_path)
     assert [message.offset for message in read_store(store)] == [0, 1, 2, 6, 8, 9]
+    for number in (6, 7, 8, 9):
+        assert len(store.find_by_key("T", f"k{number}", 9, 0, NOW_MS * 2).positions) == 1
     store.kill()
 
 

@@ -52,6 +52,8 @@ def left_with(folder: Path, *offsets: int) -> MessageStore:
         ((5, 6, 0), [5, 6]),
         ((8, 9, 10), [8, 9, 10]),
         ((8, 20, 21), [8, 20, 21]),
+        ((8, 2, 9), [8, 9]),
+        ((8, 1, 9), [8, 9]),
     ],
 )
 def test_an_offset_counts_if_the_next_record_of_the_queue_confirms_it(
@@ -71,9 +73,13 @@ def test_an_offset_counts_if_the_next_record_of_the_queue_confirms_it(
     store.close()
 
 
-def test_offsets_that_start_again_are_of_a_topic_that_was_created_again(tmp_path: Path) -> None:
-    store = left_with(tmp_path, 0, 1, 2)
-    assert [(each.queue_offset, each.body) for each in read_all(store)] == [(0, b"5"), (1, b"6"), (2, b"7")]
+@pytest.mark.parametrize("before", [(), (8,)])
+def test_offsets_that_start_again_are_of_a_topic_that_was_created_again(
+    tmp_path: Path, before: tuple[int, ...]
+) -> None:
+    store = left_with(tmp_path, *before, 0, 1, 2)
+    bodies = [b"%d" % (5 + len(before) + number) for number in range(3)]
+    assert [(each.queue_offset, each.body) for each in read_all(store)] == list(enumerate(bodies))
     assert store.max_offset("T", 0) == 3
     store.close()
 
