@@ -185,7 +185,7 @@ def _parse(options: OptionReader, now_ms: int) -> ReadOptions:
         options.parsed("maxTriggerDelay", parse=_duration, default=900.0),
         group or READER_GROUP,
         report_group_offsets,
-        options.count("pullBatchSize", default=1024, most=PULL_MESSAGES_MAX),
+        options.count("pullBatchSize", default=4096, most=PULL_MESSAGES_MAX),
         options.count("pullBatchBytes", default=4 << 20, most=8 << 20),
         options.milliseconds("pullTimeoutMs", "pullTimeout", "pollTimeoutMs", default_s=10.0),
         body_format,
