@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +24,13 @@ HOST = encode_host("127.0.0.1", 1)
 NOW_MS = 1_800_000_000_000
 
 
+OPENED: list[MessageStore] = []
+
+
 def open_store(folder: Path, *, follows: bool = True, settings: StoreSettings = SETTINGS) -> MessageStore:
-    return MessageStore.open(folder, settings, now_ms=NOW_MS, follows=follows)
+    store = MessageStore.open(folder, settings, now_ms=NOW_MS, follows=follows)
+    OPENED.append(store)
+    return store
 
 
 def put(store: MessageStore, number: int, *, topic: str = "Orders", queue_id: int | None = None) -> None:
@@ -65,6 +71,14 @@ def bodies(store: MessageStore, topic: str = "Orders") -> dict[int, bytes]:
             offset = read.next_offset
         found[queue_id] = records
     return found
+
+
+@pytest.fixture(autouse=True)
+def _close_stores() -> Iterator[None]:
+    """Close the stores that a test leaves open: `select`, which other tests use, refuses descriptors above 1,024."""
+    yield
+    while OPENED:
+        OPENED.pop().kill()
 
 
 @pytest.fixture
